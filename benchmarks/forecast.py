@@ -23,7 +23,7 @@ from PIL import Image
 
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.serving import serving
-from edgeflow.lab.demo.evaluate import run_episode
+from edgeflow.lab.demo.lockstep import run_episode
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow_client.connection.wire import SessionSettings

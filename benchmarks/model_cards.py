@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
-from edgeflow.lab.demo.evaluate import EpisodeCondition, Timing, measure
+from edgeflow.lab.demo.lockstep import EpisodeCondition, Timing, measure
 from edgeflow.lab.demo.training.actions import NAMES
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import (

@@ -25,14 +25,12 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A fault.
-
-    old: a piece of code that occurs once in the package
-    new: what stands there instead
-    tests: a file of tests, at least one of which fails
-    """
+    """A fault."""
 
     old: str
+    """A piece of code that occurs once in the package new: what stands there instead tests: a file of tests, at
+    least one of which fails.
+    """
     new: str
     tests: str
 

@@ -42,12 +42,14 @@ BLACKWELL = "https://images.nvidia.com/aem-dam/Solutions/geforce/blackwell/nvidi
 
 @dataclass(frozen=True, slots=True)
 class DevicePeaks:
-    """Peaks of a device. bandwidth: GB/s. bf16, fp8: dense TFLOP/s with fp32 accumulation; None where absent."""
+    """Peaks of a device."""
 
     name: str
     bandwidth: float
+    """GB/s."""
     bf16: float
     fp8: float | None
+    """Both: dense TFLOP/s with fp32 accumulation; None where absent."""
     source: str
 
     @property

@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import children, repeated, resident
+from benchmarks.chaos.process_facts import children, repeated, resident
 from benchmarks.chaos.service import ServiceUnderTest
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkedService:
-    """A running service. address: gRPC. http: HTTP. pid: control's; the other processes are its children.
-
-    log: file with its standard error.
-    """
+    """A running service."""
 
     address: str
+    """gRPC."""
     http: str
+    """HTTP."""
     pid: int
+    """Control's; the other processes are its children."""
     log: Path = Path(os.devnull)
+    """File with its standard error."""
 
     def loop_ns(self) -> int:
         """Processor time of control's event loop so far, without its other threads."""

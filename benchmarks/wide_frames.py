@@ -39,10 +39,11 @@ PARTS = ("overhead", "transport", "decode", "queue", "hand-over", "inference")
 
 @dataclass(frozen=True, slots=True)
 class ServiceAndPlan:
-    """A service and the plan of its robot. images: of the frames that it sends in turn."""
+    """A service and the plan of its robot."""
 
     plan: LoadPlan
     images: Sequence[tuple[bytes, ...]]
+    """The images of the frames that it sends in turn."""
 
     def round(self) -> dict[str, float]:
         """The median of each part over the frames of a round, in milliseconds."""

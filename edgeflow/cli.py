@@ -12,7 +12,7 @@ import typer
 from edgeflow import __version__
 from edgeflow.commands import chat, serving
 from edgeflow.commands.doctor import doctor
-from edgeflow.commands.laboratory import add_to
+from edgeflow.commands.laboratory import add_everyday, add_laboratory
 from edgeflow.openmp import limit_spinning
 from edgeflow_client.loadtest.options import LoadtestCommand, loadtest
 from edgeflow_client.loadtest.terminal import open_standard_streams, run
@@ -22,22 +22,23 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="edgeflow",
-    help="Robot-control inference service: pipelined vision-language-action models over gRPC.",
+    help="An inference server for robot policies.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(help="Print or check the configuration file of the service.", no_args_is_help=True)
-app.add_typer(config_app, name="config")
-token_app = typer.Typer(help="Manage the access tokens of a service.", no_args_is_help=True)
-app.add_typer(token_app, name="token")
-app.add_typer(chat.prefix_app, name="prefix")
+config_app = typer.Typer(help="Print the schema of the configuration, or check a file.", no_args_is_help=True)
+token_app = typer.Typer(help="Create access tokens.", no_args_is_help=True)
 app.command(cls=serving.ServeCommand)(serving.serve)
-app.command()(serving.health)
+add_everyday(app)
 app.command(cls=LoadtestCommand)(loadtest)
 app.command(cls=chat.ChatCommand)(chat.chat)
+app.command()(serving.health)
 app.command()(doctor)
-add_to(app)
+app.add_typer(config_app, name="config")
+app.add_typer(token_app, name="token")
+app.add_typer(chat.prefix_app, name="prefix")
+add_laboratory(app)
 config_app.command("schema")(serving.config_schema)
 config_app.command("check")(serving.config_check)
 token_app.command("new")(serving.token_new)

@@ -71,6 +71,15 @@ def test_help_is_there(command: str):
     assert "Usage" in result.stdout and command.split()[-1] in result.stdout
 
 
+@pytest.mark.parametrize("command", [name for name in COMMANDS if " " not in name and name != "config"] + ["loadtest"])
+def test_at_80_columns_the_texts_of_options_have_at_least_40(command: str):
+    """A column of types or limits that is wide leaves a narrow strip for the texts."""
+    text = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "80"}).stdout
+    options = [line for line in text.splitlines() if re.match(r"│ (\* )? *--", line)]
+    starts = [re.search(r"\S  +(?=\S+(?: \S+)* *│$)", line) for line in options]
+    assert options and all(start is not None and 78 - start.end() >= 40 for start in starts)
+
+
 @pytest.mark.parametrize(
     ("shell", "said"),
     [

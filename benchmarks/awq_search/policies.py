@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.command import keep, machine_facts, options
-from edgeflow.lab.quantize.files.state import SearchState
+from edgeflow.lab.quantize.files.search_state import SearchState
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST
 from edgeflow.lab.quantize.policies.closed_loop import record_frames
 from edgeflow.lab.quantize.policies.frames import CalibrationFrames, chosen, write_frames

@@ -44,17 +44,20 @@ class Comparison:
 
     A mean that differs in its last bit moves single roundings, so losses by 1e-3 and single limits: the last bit of a
     sum or a square root depends on the processor.
-
-    ratios_equal: of the whole search, from the calibration tokens on. statistics: of the means. losses: of all
-    candidates with the recorded means; the divisor is one unit up or down in its last place where only that is near.
-    scales: those chosen, but for a power of two. limits_equal: of `limits`, with the recorded scales.
     """
 
     ratios_equal: bool
+    """The ratios equal of the whole search, from the calibration tokens on."""
     statistics: float
+    """The statistics of the means."""
     losses: float
+    """The largest error of the candidates' losses, computed from the recorded means. A divisor may be off by one unit
+    in its last place where only that reproduces the record.
+    """
     scales: float
+    """Those chosen, but for a power of two."""
     limits_equal: int
+    """The limits equal of `limits`, with the recorded scales."""
     limits: int
 
 

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import NO_ANSWER, SHAPES, body_senders
-from benchmarks.chaos.proc import resident
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, sdk_track, undisturbed, verdict
+from benchmarks.chaos.process_facts import resident
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, picture, told_to_stop
 from benchmarks.chaos.rules import MIB, BoundedFigure, percentile

@@ -24,7 +24,7 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, bystanders, undisturbed, verdict
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, bystanders, undisturbed, verdict
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import SMALL, Channel, KillableProcess, opening, picture, run_until_told
 from benchmarks.chaos.rules import BoundedFigure

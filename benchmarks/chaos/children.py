@@ -27,9 +27,19 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, sdk_track, undisturbed, verdict, within
 from benchmarks.chaos.bodies_attack import NICE
-from benchmarks.chaos.proc import alive, data_size, state, wait_for
+from benchmarks.chaos.interference import (
+    QUIET,
+    Bars,
+    RobotHistory,
+    Spans,
+    holds,
+    sdk_track,
+    undisturbed,
+    verdict,
+    within,
+)
+from benchmarks.chaos.process_facts import alive, data_size, state, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, http_status, picture, run_until_told
 from benchmarks.chaos.rules import BoundedFigure, percentile

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.beside import Spans, ages_ms, bystanders
-from benchmarks.chaos.proc import held, threads, wait_for
+from benchmarks.chaos.interference import Spans, ages_ms, bystanders
+from benchmarks.chaos.process_facts import held, threads, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import (
     LARGE,
@@ -49,10 +49,11 @@ CONFIG = {"max_sessions": OTHERS + 1, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class ClientKillTimes:
-    """Raw measurements. blocks: of robots that were killed, and of those that left."""
+    """Raw measurements."""
 
     freed_ms: list[float] = field(default_factory=list)
     blocks: Spans = field(default_factory=Spans)
+    """The blocks of robots that were killed, and of those that left."""
 
 
 def main() -> int:

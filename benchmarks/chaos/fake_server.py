@@ -24,14 +24,15 @@ STREAMS = 1024  # streams whose robot is gone also occupy a thread while their c
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """The server's behaviour. first_late_s, late_s: time from a frame's stamp to its action, for the first frame of a
-    stream and for every frame. max_age_ms: sent with every action, 0 = not sent. predicted_age_ms: said at Open.
-    """
+    """The server's behaviour."""
 
     max_age_ms: int = 0
+    """Sent with every action, 0 = not sent."""
     predicted_age_ms: float = 0.0
+    """Said at Open."""
     first_late_s: float = 0.0
     late_s: float = 0.0
+    """Both: time from a frame's stamp to its action, for the first frame of a stream and for every frame."""
 
 
 class _Servicer(ControlServicer):

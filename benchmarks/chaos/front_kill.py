@@ -13,7 +13,7 @@ import random
 import signal
 import time
 
-from benchmarks.chaos.proc import alive, children, wait_for
+from benchmarks.chaos.process_facts import alive, children, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, RawRobot
 from benchmarks.chaos.rules import BoundedFigure, spread

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 
 from benchmarks.chaos.attacks import slow_sockets
-from benchmarks.chaos.beside import QUIET, Bars, Spans, holds, sdk_track, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import body_senders
+from benchmarks.chaos.interference import QUIET, Bars, Spans, holds, sdk_track, undisturbed, verdict
 from benchmarks.chaos.mixed_guests import cheats, talkers
-from benchmarks.chaos.proc import held, wait_for
+from benchmarks.chaos.process_facts import held, wait_for
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess
 from benchmarks.chaos.rules import BoundedFigure, growth

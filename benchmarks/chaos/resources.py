@@ -24,8 +24,8 @@ from pathlib import Path
 
 from benchmarks.chaos.report import ScenarioReport, parser
 from benchmarks.chaos.resource_faults.descriptors import descriptors
+from benchmarks.chaos.resource_faults.killable_service import FaultOptions, Patient, compared
 from benchmarks.chaos.resource_faults.outputs import blocked_pipe, closed_pipe, full_disk
-from benchmarks.chaos.resource_faults.patient import FaultOptions, Patient, compared
 from benchmarks.chaos.resource_faults.processes import processes
 from benchmarks.chaos.resource_faults.suspended import suspended
 from benchmarks.chaos.rules import BoundedFigure

@@ -20,12 +20,11 @@ FEWEST = 3  # samples in each window
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Memory growth of one process. growth_bytes: median of the last window minus that of the early one. slope: per
-    100,000 frames.
-    """
+    """Memory growth of one process."""
 
     early_bytes: float
     growth_bytes: float
+    """Median of the last window minus that of the early one. slope: per 100,000 frames."""
     slope_bytes: float
 
     @property
@@ -76,12 +75,15 @@ def rise_percent(with_fault: Sequence[float], without: Sequence[float], share: f
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Frames by number of dispositions. untold: none; repeated: more than one; strange: frames not accepted."""
+    """Frames by number of dispositions."""
 
     accepted: int
     untold: tuple[int, ...]
+    """None."""
     repeated: tuple[int, ...]
+    """More than one."""
     strange: tuple[int, ...]
+    """Frames not accepted."""
 
 
 def account(accepted: Iterable[int], told: Mapping[int, int]) -> Account:

@@ -20,25 +20,25 @@ PIPE_NS = 50_000_000  # what was said until now is heard by then
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of command (act, hold or stop) at at_ns on the monotonic clock.
-
-    late_ns: time from the end of the last action's validity to a change that follows an action; negative = before it.
-    """
+    """A change of command (act, hold or stop) at at_ns on the monotonic clock."""
 
     at_ns: int
     command: str
     reason: str
     late_ns: int
+    """Time from the end of the last action's validity to a change that follows an action; negative = before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RobotTotals:
-    """Totals of a robot. overdue: times that `latest` returned an action past its validity. sessions: all it had."""
+    """Totals of a robot."""
 
     sessions: tuple[int, ...]
+    """All it had."""
     reconnects: int
     asked: int
     overdue: int
+    """Times that `latest` returned an action past its validity."""
 
 
 class DirectiveWatch:

@@ -34,11 +34,10 @@ KINDS = ("stopped", "killed", "network stalled", "stalled 5 s")
 
 @dataclass(slots=True)
 class ServerStopTimes:
-    """Raw measurements. late_ms: from the end of the last action's validity to HOLD, by server and kind; negative =
-    before it.
-    """
+    """Raw measurements."""
 
     late_ms: dict[str, list[float]] = field(default_factory=dict)
+    """From the end of the last action's validity to HOLD, by server and kind; negative = before it."""
     hold_ms: dict[str, list[float]] = field(default_factory=dict)
     summaries: list[RobotTotals] = field(default_factory=list)
 

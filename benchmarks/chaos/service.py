@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.proc import alive, children, command, is_idle, name, started_at, wait_for
+from benchmarks.chaos.process_facts import alive, children, command, is_idle, name, started_at, wait_for
 from benchmarks.chaos.robots import OVERCOMMIT
 from edgeflow.service.fork_server import NAME as FORK_SERVER
 from edgeflow.service.worker.process import ENTRY
@@ -35,19 +35,18 @@ SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """The surroundings of a service. output, errors: descriptors; None: nowhere, and the log that `events` reads.
-
-    under: a command that runs the service's, given after it.
-    """
+    """The surroundings of a service."""
 
     output: int | None = None
     errors: int | None = None
+    """Both: descriptors; None: nowhere, and the log that `events` reads."""
     under: Sequence[str] = ()
+    """A command that runs the service's, given after it."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ServiceUnderTest:
-    """A service that starts and ends with the context. probes: options of benchmarks.chaos.launch."""
+    """A service that starts and ends with the context. probes: options of benchmarks.chaos.observed_service."""
 
     def __init__(self, config: dict[str, Any], probes: Sequence[str] = (), around: Surroundings | None = None) -> None:
         self._around = around or Surroundings()
@@ -56,7 +55,7 @@ class ServiceUnderTest:
         (self._path / "config.json").write_text(json.dumps(config))
         if self._around.under:
             self._path.chmod(0o777)  # the command may run it as another user
-        program = ["-m", "benchmarks.chaos.launch", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
+        program = ["-m", "benchmarks.chaos.observed_service", *probes, "--"] if probes else ["-m", "edgeflow.cli"]
         self._command = [*self._around.under, sys.executable, *program]
         self._command += ["serve", "--config", str(self._path / "config.json"), "--json"]
         self._command += ["--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0"]

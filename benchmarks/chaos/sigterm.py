@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.chaos.proc import alive, wait_for
+from benchmarks.chaos.process_facts import alive, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot
 from benchmarks.chaos.rules import Account, BoundedFigure, account, spread
@@ -34,15 +34,15 @@ CONFIG = {"max_sessions": ROBOTS + 1, **OVERCOMMIT, "mode": "pipelined"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedMessages:
-    """Messages that a robot received until its stream ended. held: the last command was HOLD. dispositions: their
-    number by frame.
-    """
+    """Messages that a robot received until its stream ended."""
 
     session: int
     sent: int
     dispositions: dict[int, int]
+    """Their number by frame."""
     drain: bool
     held: bool
+    """The last command was HOLD."""
     code: str
 
     @classmethod
@@ -55,12 +55,11 @@ class ReceivedMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Results of a trial. exit_s, exit_code: of the front after SIGTERM; None when it did not exit. sdk_held: the SDK's
-    robot held in time.
-    """
+    """Results of a trial."""
 
     exit_s: float
     exit_code: int | None
+    """Both: of the front after SIGTERM; None when it did not exit."""
     orphans: int
     accounts: list[Account]
     without_drain: int
@@ -68,6 +67,7 @@ class Trial:
     codes: list[str]
     sent: int
     sdk_held: bool
+    """The SDK's robot held in time."""
 
 
 def main() -> int:

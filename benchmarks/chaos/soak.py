@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.proc import held, memory
+from benchmarks.chaos.process_facts import held, memory
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess, RawRobot, at_work
 from benchmarks.chaos.rules import (
@@ -43,10 +43,11 @@ STALLED_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One process at one moment. Sizes in bytes; frames: answered with an action so far."""
+    """One process at one moment. Sizes in bytes."""
 
     seconds: float
     frames: int
+    """Answered with an action so far."""
     resident: int
     highest: int
     proportional: int

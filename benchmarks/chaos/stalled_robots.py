@@ -29,31 +29,33 @@ STALLED = "stalled"  # said after each stall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StalledRobotsPlan:
-    """The task of a process of robots. stalls_s: the lengths of each robot's stalls; a robot without any acts for
-    watch_s. limit_ms: the age limit to judge by, None = the one that each action carries. max_action_age_s: the SDK's
-    setting.
-    """
+    """The task of a process of robots."""
 
     stalls_s: Sequence[Sequence[float]]
+    """The lengths of each robot's stalls; a robot without any acts for watch_s."""
     seed: int
     limit_ms: float | None
+    """The age limit to judge by, None = the one that each action carries."""
     watch_s: float = 0.0
     max_action_age_s: float | None = None
+    """The SDK's setting."""
 
 
 @dataclass(slots=True)
 class StalledRobotRecord:
-    """The record of a robot. late_ms: age of the oldest frame acted on when `latest` had returned its action, minus its
-    limit; -inf = it acted on none. beyond: calls of `latest` that were made beyond the limit and returned the action
-    all the same. lost: stalls after which it did not act again.
-    """
+    """The record of a robot."""
 
     late_ms: float = -math.inf
+    """Age of the oldest frame acted on when `latest` had returned its action, minus its limit; -inf = it acted on
+    none.
+    """
     asked: int = 0
     acted: int = 0
     beyond: int = 0
+    """Calls of `latest` that were made beyond the limit and returned the action all the same."""
     too_old: int = 0
     lost: int = 0
+    """Stalls after which it did not act again."""
     stalls_s: list[float] = field(default_factory=list)
 
 

@@ -25,7 +25,7 @@ from itertools import chain
 from multiprocessing.connection import wait
 
 from benchmarks.chaos.fake_server import Manners, fake_server
-from benchmarks.chaos.proc import alive
+from benchmarks.chaos.process_facts import alive
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import OVERCOMMIT, KillableProcess
 from benchmarks.chaos.rules import BoundedFigure

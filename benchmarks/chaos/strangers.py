@@ -19,8 +19,8 @@ from pathlib import Path
 import grpc
 
 from benchmarks.chaos.attacks import rapid_resets, slow_sockets
-from benchmarks.chaos.beside import QUIET, RobotHistory, Spans, ages_ms, bystanders
-from benchmarks.chaos.proc import held, memory, wait_for
+from benchmarks.chaos.interference import QUIET, RobotHistory, Spans, ages_ms, bystanders
+from benchmarks.chaos.process_facts import held, memory, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import ACT, OVERCOMMIT, KillableProcess
 from benchmarks.chaos.rules import MIB, BoundedFigure, percentile, rise_percent, spread
@@ -38,10 +38,11 @@ CONFIG = {"max_sessions": ROBOTS, **OVERCOMMIT}
 
 @dataclass(slots=True)
 class AttackCost:
-    """Cost of an attack. did: the attackers' reports."""
+    """Cost of an attack."""
 
     spans: Spans = field(default_factory=Spans)
     did: list[float] = field(default_factory=list)
+    """The attackers' reports."""
     descriptors: int = 0  # of the front, at most
     left: int = 0  # descriptors more than before, once they were gone
     resident: list[int] = field(default_factory=list)  # bytes of the front after each

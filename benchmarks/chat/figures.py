@@ -44,19 +44,21 @@ class ChatTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemRow(ChatTimes):
-    """ratio: decode time of transformers' better dtype in that of this system, round by round. same: tokens that equal
-    those of transformers in float32."""
+    """The figures of one system."""
 
     ratio: float
+    """Decode time of transformers' better dtype in that of this system, round by round."""
     same: float
+    """Tokens that equal those of transformers in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure with what it must be; None where only the figure is wanted. value: None where it was not measured."""
+    """A figure with what it must be; None where only the figure is wanted."""
 
     name: str
     value: float | None
+    """None where it was not measured."""
     least: float | None = None
     most: float | None = None
 

@@ -40,9 +40,10 @@ REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """at: seconds from the request to each token."""
+    """Tokens with their times."""
 
     at: list[float]
+    """Seconds from the request to each token."""
     tokens: list[int]
 
 

@@ -65,11 +65,12 @@ BITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Row(ChatTimes):
-    """peak_mb: the most memory of its process."""
+    """The figures of one system."""
 
     token_mb: float
     gb_per_s: float
     peak_mb: float
+    """The most memory of its process."""
 
 
 def system_rows(rounds: Sequence[Round], bits: Mapping[str, Bits], peaks: Mapping[str, int]) -> list[Int4Row]:

@@ -21,14 +21,16 @@ PROJECTION = re.compile(r"layers\.\d+\..*_proj\.weight$")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """floats, halves: safetensors in float32 and bfloat16. awq: in 4 bits. q4_0, f16: GGUF files, None without an
-    interpreter that writes them."""
+    """The same weights as each system reads them."""
 
     floats: Path
     halves: Path
+    """Both: safetensors in float32 and bfloat16."""
     awq: Path
+    """In 4 bits."""
     q4_0: Path | None
     f16: Path | None
+    """Both: GGUF files, None without an interpreter that writes them."""
 
 
 def write_all(folder: Path, group: int, python: Path | None) -> Checkpoints:

@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.closed_loop.blocks import run_all, stored
+from benchmarks.closed_loop.episode_blocks import run_all, stored
 from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, ClosedLoopCell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
 from benchmarks.closed_loop.targets import targets

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, TableCondition, pace_name
-from edgeflow.lab.demo.simulated.body import Delay
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.model_paths import EMBEDDED_MODEL
 
 STAGES = 7  # K of the embedded policy, and of those that `edgeflow train-demo` makes
@@ -31,11 +31,12 @@ BLOCK = 50  # episodes that one process runs before their results are stored
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoopCell:
-    """One condition of the evaluation. policy: the embedded one, or the directory of another."""
+    """One condition of the evaluation."""
 
     condition: TableCondition
     episodes: int
     policy: str = EMBEDDED_MODEL
+    """The embedded one, or the directory of another."""
 
 
 @dataclass(frozen=True, slots=True)

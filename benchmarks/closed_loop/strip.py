@@ -28,8 +28,8 @@ from benchmarks.closed_loop.grid import EXACT, MOVING, PERIOD_S, PIPELINED, RTX5
 from benchmarks.command import keep
 from edgeflow.contract import Pace
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS
 from edgeflow.lab.demo.evaluation import load_policy
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.scene import Image, Moment, Spectator
 from edgeflow.lab.demo.world.sim import RobotSim

@@ -21,10 +21,11 @@ MOST_BYTES = 4 * (1 << 20) * 4 // 3 + (64 << 10)  # of a body with default limit
 
 @dataclass(frozen=True, slots=True)
 class BadBody:
-    """A kind. field: what the rejection names."""
+    """A kind."""
 
     make: Callable[[Body, random.Random], bytes]
     field: str
+    """What the rejection names."""
 
 
 def _plain(change: Callable[[Body, random.Random], Any], field: str) -> BadBody:

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import INSTRUCTION, KillableProcess
 from benchmarks.chaos.rules import BoundedFigure
@@ -60,15 +60,17 @@ PROBLEMS = 3  # shown of a kind
 
 @dataclass(slots=True)
 class BadFrameFindings:
-    """One kind. problems: wrong answers, of which the first are kept. slowest_ms: of the openpi robot beside it."""
+    """One kind."""
 
     kind: str
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
     slowest_ms: float = 0.0
+    """The slowest of the openpi robot beside it."""
     sent: int = 0
     wrong: int = 0
     problems: list[str] = field(default_factory=list)
+    """Wrong answers, of which the first are kept."""
 
     def note(self, problem: str) -> None:
         """Count a wrong answer; "" is none."""
@@ -135,10 +137,11 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class BadFramesPlan:
-    """The task of a stranger. kinds: whose, and which."""
+    """The task of a stranger."""
 
     port: int
     kinds: list[tuple[str, str]]
+    """Whose, and which."""
     count: int
     seed: int
 

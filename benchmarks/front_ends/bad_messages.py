@@ -24,11 +24,13 @@ MOST_BYTES = 4 * (1 << 20) + (64 << 10)  # of a message with default limits
 
 @dataclass(frozen=True, slots=True)
 class BadMessage:
-    """A kind. field: what the rejection names. closes: the code with which the connection may end; 0 = never."""
+    """A kind."""
 
     make: Callable[[Observation, random.Random], Message]
     field: str
+    """What the rejection names."""
     closes: int = 0
+    """The code with which the connection may end; 0 = never."""
 
 
 def _packed(change: Callable[[Observation, random.Random], Observation | None], field: str) -> BadMessage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import KillableProcess
 from benchmarks.chaos.rules import BoundedFigure, spread

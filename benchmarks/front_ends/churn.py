@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.proc import ProcessResources, held, resident, wait_for
+from benchmarks.chaos.process_facts import ProcessResources, held, resident, wait_for
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import INSTRUCTION, Channel, KillableProcess
 from benchmarks.chaos.rules import MIB, BoundedFigure

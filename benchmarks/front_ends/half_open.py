@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.chaos.proc import wait_for
+from benchmarks.chaos.process_facts import wait_for
 from benchmarks.chaos.report import ScenarioReport
 from benchmarks.chaos.robots import KillableProcess
 from benchmarks.chaos.rules import BoundedFigure

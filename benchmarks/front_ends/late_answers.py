@@ -38,10 +38,11 @@ FINISH_S = 60.0
 
 @dataclass(slots=True)
 class Answered:
-    """The record of a client: its requests by what they got. wrong: actions that belong to other requests."""
+    """The record of a client: its requests by what they got."""
 
     got: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
+    """Actions that belong to other requests."""
 
 
 def main() -> int:

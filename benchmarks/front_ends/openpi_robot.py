@@ -16,7 +16,7 @@ import numpy as np
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from benchmarks.chaos.beside import Observer, RobotHistory
+from benchmarks.chaos.interference import Observer, RobotHistory
 from benchmarks.chaos.robots import INSTRUCTION, OVERCOMMIT, declared_ms, told_to_stop
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
@@ -129,13 +129,15 @@ def is_right(reply: bytes | str, scene: DistinctObservations) -> bool:
 
 @dataclass(slots=True)
 class RobotRecord:
-    """The record of a robot. track: its actions by when they came and how long they took; whatever else it got, or how
-    it lost its connection, as a HOLD. wrong: actions that are not those of their observations.
-    """
+    """The record of a robot."""
 
     track: RobotHistory = field(default_factory=RobotHistory)
+    """Its actions by when they came and how long they took; whatever else it got, or how it lost its connection, as
+    a HOLD.
+    """
     asked: int = 0
     wrong: int = 0
+    """Actions that are not those of their observations."""
 
     @property
     def lost(self) -> list[str]:

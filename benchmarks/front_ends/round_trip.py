@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.chaos.proc import wait_for
+from benchmarks.chaos.process_facts import wait_for
 from benchmarks.chaos.report import ScenarioReport, progress
 from benchmarks.chaos.robots import KillableProcess
 from benchmarks.chaos.rules import BoundedFigure, percentile, spread

@@ -22,10 +22,10 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
 
 from benchmarks.chaos.attacks import HTTP_HEAD, SlowSocket
-from benchmarks.chaos.beside import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.bodies_attack import AT_ONCE, Sender
+from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, holds, undisturbed, verdict
 from benchmarks.chaos.mixed_guests import talkers
-from benchmarks.chaos.proc import alive, wait_for
+from benchmarks.chaos.process_facts import alive, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
 from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, run_until_told
 from benchmarks.chaos.rules import BoundedFigure

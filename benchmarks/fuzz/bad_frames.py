@@ -32,15 +32,17 @@ REPLY_MS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BadFrameRow:
-    """One kind of bad frame. wrong: number of wrong answers; examples: some of them."""
+    """One kind of bad frame."""
 
     kind: str
     sent: int
     wrong: int
+    """Number of wrong answers."""
     reply_ms_p50: float
     reply_ms_p99: float
     next_action_ms_p99: float
     examples: tuple[str, ...]
+    """Some of them."""
 
 
 def connector(channel: grpc.aio.Channel) -> Connect:

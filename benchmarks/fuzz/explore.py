@@ -37,21 +37,21 @@ DONE = re.compile(r"Done (\d+) runs")
 
 @dataclass(frozen=True, slots=True)
 class FuzzFigures:
-    """Figures of a run. load_average: of the machine before it. edges: edges of our code that were covered.
-
-    kept: inputs with new coverage.
-    """
+    """Figures of a run."""
 
     target: str
     date: str
     python: str
     load_average: float
+    """The load average of the machine before it."""
     seconds: int
     executions: int
     per_second: int
     edges: int
+    """Edges of our code that were covered."""
     features: int
     kept: int
+    """Inputs with new coverage."""
     findings: tuple[str, ...]
 
 

@@ -39,12 +39,14 @@ Attack = Callable[[Connect, Random, int], Awaitable[int]]
 
 @dataclass(frozen=True, slots=True)
 class AttackRow:
-    """One attack. wrong: number of wrong answers. growth_mib: of the front, after warm-up."""
+    """One attack."""
 
     attack: str
     sent: int
     wrong: int
+    """Number of wrong answers."""
     growth_mib: float
+    """The growth mib of the front, after warm-up."""
     bar_mib: float
 
     @property

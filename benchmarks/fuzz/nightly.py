@@ -52,15 +52,14 @@ CHAOS = (*PYTHON, "benchmarks.chaos")
 
 @dataclass(frozen=True, slots=True)
 class NightlyStep:
-    """A command, followed by what depends on the run.
-
-    count: an option and its number at scale 1, at least 1 at any other. result: it can write its figures with --json.
-    """
+    """A command, followed by what depends on the run."""
 
     name: str
     command: tuple[str, ...]
     count: tuple[str, float] | None = None
+    """An option and its number at scale 1, at least 1 at any other."""
     result: bool = True
+    """It can write its figures with --json."""
 
     def words(self, scale: float, out: Path) -> list[str]:
         """The command line of a run."""
@@ -84,10 +83,11 @@ def _front_ends(section: str, count: tuple[str, float] | None) -> NightlyStep:
 
 @dataclass(frozen=True, slots=True)
 class NightlyPart:
-    """Steps that belong together. minutes: about how long they take at scale 1 on two cores."""
+    """Steps that belong together."""
 
     name: str
     minutes: int
+    """About how long they take at scale 1 on two cores."""
     steps: tuple[NightlyStep, ...]
 
 
@@ -162,12 +162,13 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class NightlyResult:
-    """One step. log: the file with its output."""
+    """One step."""
 
     step: str
     exit_code: int
     seconds: int
     log: str
+    """The file with its output."""
 
 
 def run(step: NightlyStep, scale: float, out: Path) -> NightlyResult:

@@ -224,10 +224,11 @@ SCENARIOS: dict[Scenario, int] = {
 
 @dataclass(slots=True)
 class Tally:
-    """Counts of the scenarios run. refused: times that there was no room."""
+    """Counts of the scenarios run."""
 
     runs: Counter[str] = field(default_factory=Counter)
     refused: int = 0
+    """Times that there was no room."""
     failures: list[str] = field(default_factory=list)
 
 

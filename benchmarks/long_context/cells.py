@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.lab.demo.chat.logs.held_out import draw_question
 from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery
+from edgeflow.lab.demo.chat.logs.robot_log import FAULTS, HELD, LINE_TOKENS, MOST_LINES, TITLE, RobotLog
 from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 
@@ -50,11 +50,12 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class QuestionCell:
-    """Questions that are counted together. summary: those that depend on many lines; otherwise look-ups of one line."""
+    """Questions that are counted together."""
 
     band: Band
     where: Where
     summary: bool
+    """Those that depend on many lines; otherwise look-ups of one line."""
 
     @property
     def name(self) -> str:
@@ -88,18 +89,20 @@ def evidence(lines: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PromptLayout:
-    """The parts of a prompt, in tokens.
-
-    sink: kept at the beginning. out_of_reach: at the end, kept by some row of the comparison; between them and the sink
-    everything is compressed or gone in all rows. window: at the end, kept by every row. opening: before the first line.
-    question: the fewest and the most after the last line.
-    """
+    """The parts of a prompt, in tokens."""
 
     sink: int
+    """Kept at the beginning."""
     out_of_reach: int
+    """At the end, kept by some row of the comparison; between them and the sink everything is compressed or gone in
+    all rows.
+    """
     window: int
+    """At the end, kept by every row."""
     opening: int
+    """Before the first line."""
     question: tuple[int, int]
+    """The fewest and the most after the last line."""
 
     def check(self, band: Band) -> None:
         """ConfigError where a part of the shortest prompts holds too few lines for a question."""
@@ -137,12 +140,14 @@ class PromptLayout:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A prompt's ids and the expected answer. kind: of KINDS. lines: how many the answer rests on."""
+    """A prompt's ids and the expected answer."""
 
     ids: tuple[int, ...]
     kind: str
+    """The kind of KINDS."""
     answer: str
     lines: int
+    """How many the answer rests on."""
 
 
 def opening_tokens(model: ChatModel) -> int:

@@ -66,11 +66,12 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class SystemScores:
-    """One system. scores: of the cells that it was asked."""
+    """One system."""
 
     name: str
     slot_bytes: int
     scores: dict[QuestionCell, Score]
+    """The scores of the cells that it was asked."""
 
     def of_band(self, band: Band) -> list[Score]:
         """Its scores with prompts of one length."""
@@ -86,10 +87,11 @@ class SystemScores:
 
 @dataclass(frozen=True, slots=True)
 class ScoreGain:
-    """How much better one score is than another; apart: their intervals do not meet."""
+    """How much better one score is than another."""
 
     points: float
     apart: bool
+    """Their intervals do not meet."""
 
     @property
     def met(self) -> bool:
@@ -103,10 +105,11 @@ def gain(better: Score, worse: Score) -> ScoreGain:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Questions that are shown together. of: their family, "" for all of the cell."""
+    """Questions that are shown together."""
 
     cell: QuestionCell
     of: str = ""
+    """Their family, "" for all of the cell."""
 
     @property
     def title(self) -> str:

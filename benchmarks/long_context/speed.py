@@ -39,33 +39,38 @@ FULL, FOLDED = "full attention", "folded"
 
 @dataclass(frozen=True, slots=True)
 class PromptChunkTime:
-    """A timed pass of a prompt. keys: that its rows see, on average. gated: they read the memory."""
+    """A timed pass of a prompt."""
 
     rows: int
     keys: float
+    """That its rows see, on average."""
     gated: bool
+    """They read the memory."""
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTimes:
-    """A prompt. token_ms: the median of the tokens after the first. floor_s: of the first, where it was derived."""
+    """A prompt."""
 
     system: str
     length: int
     first_token_s: float
     token_ms: float
+    """The median of the tokens after the first."""
     slot_mib: float
     floor_s: float | None = None
+    """The floor of the first, where it was derived."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """Seconds of a row's products, and of a row and a key that it sees. gate: products of a gate, of a row's own."""
+    """Seconds of a row's products, and of a row and a key that it sees."""
 
     row_s: float
     key_s: float
     gate: float
+    """Products of a gate, of a row's own."""
 
     @classmethod
     def of(cls, chunks: Sequence[PromptChunkTime], gate: float) -> RowCosts:

@@ -21,11 +21,12 @@ ANSWER = 12
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, and its times in seconds. token_s: of each token but the first; NaN where nothing was timed."""
+    """An answer, and its times in seconds."""
 
     text: str
     first_s: float
     token_s: float
+    """The token of each token but the first; NaN where nothing was timed."""
 
 
 class ServedModel:

@@ -20,16 +20,14 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OldActions:
-    """A way to execute old actions.
-
-    anchored: against the pose of the frame, else against the present pose. most_steps: the displacement that the schema
-    permits, in steps.
-    """
+    """A way to execute old actions."""
 
     name: str
     anchored: bool
+    """Against the pose of the frame, else against the present pose."""
     aging: Aging
     most_steps: float = 1.0
+    """The displacement that the schema permits, in steps."""
 
 
 PRESENT = OldActions("present pose", False, OFF)

@@ -17,7 +17,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim

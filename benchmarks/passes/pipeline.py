@@ -51,7 +51,7 @@ System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """One system: fps over rounds; ratio to our serial, round by round; full: share of passes with all K stages."""
+    """One system: fps over rounds; ratio to our serial, round by round."""
 
     system: str
     fps_mean: float
@@ -60,12 +60,13 @@ class PipelineRow:
     ratio_min: float
     ratio_max: float
     full: float
+    """Share of passes with all K stages."""
     tokens_equal: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedGain:
-    """How much faster one system is than another, round by round. clear: in every round it was the faster one."""
+    """How much faster one system is than another, round by round."""
 
     system: str
     over: str
@@ -73,6 +74,7 @@ class SpeedGain:
     least: float
     most: float
     clear: bool
+    """In every round it was the faster one."""
 
     @property
     def line(self) -> str:

@@ -20,7 +20,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, apply_action
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS, apply_action
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome

@@ -159,9 +159,10 @@ def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> 
 
 @dataclass(frozen=True, slots=True)
 class _SweepRun:
-    """One run. fps: in steady state, frames over the time of full pipelines only."""
+    """One run."""
 
     fps: float
+    """In steady state, frames over the time of full pipelines only."""
     tokens: list[tuple[int, ...]]
     prefill_ms: float
     decode_ms: float

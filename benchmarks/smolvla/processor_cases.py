@@ -32,10 +32,11 @@ LONG = "put the carrot on the plate and " * 12 + "stop"
 
 @dataclass(frozen=True)
 class Variant:
-    """A checkpoint's processors. state, action: normalisation modes."""
+    """A checkpoint's processors."""
 
     state: str = "MEAN_STD"
     action: str = "MEAN_STD"
+    """Both: normalisation modes."""
     padding: str = "longest"
     renamed: bool = False
     statistics: bool = True

@@ -23,7 +23,7 @@ from edgeflow.openmp import limit_spinning
 def main() -> int:
     """Limit how long torch's threads spin, which takes effect before torch is loaded, and measure."""
     limit_spinning(os.environ)
-    from benchmarks.static_graphs.measuring import measure
+    from benchmarks.static_graphs.latency_rounds import measure
 
     return measure(__doc__)
 

@@ -32,14 +32,16 @@ STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeRow:
-    """A system in one shape. ms: figures of its times. work: of the call."""
+    """A system in one shape."""
 
     stage: str
     prefix: int
     suffix: int
     system: str
     ms: Mapping[str, float]
+    """Figures of its times."""
     work: PassFloor
+    """The work of the call."""
 
 
 Rates = Mapping[str, Ceilings]

@@ -82,7 +82,7 @@ class Target:
     speed: float = 1.0
     """The share of full speed to move at; 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
-    """As in Action."""
+    """Leading tokens that are verified, as in Action."""
     tolerance_bins: int = 0
     """As in Action."""
     max_passes: int = 0
@@ -112,13 +112,13 @@ class Action:
     seq: int
     """The frame it answers."""
     epoch: int
-    """The episode of the stream to which it belongs."""
+    """Number of the episode."""
     values: Vector
-    """[dims], in the units of the schema."""
+    """`[dims]`: the numbers, in the schema's units."""
     token_ids: tuple[int, ...]
-    """The tokens of the action; empty for policies without tokens."""
+    """Tokens that the numbers stand for."""
     schema: ActionSchema
-    """The meaning of the values."""
+    """The meaning of the numbers."""
     stamp_ns: int
     """Capture time of that frame, on the robot's own monotonic clock like the next two."""
     received_ns: int
@@ -128,9 +128,9 @@ class Action:
     frame_pose: Pose | None
     """Pose of the tool pushed with that frame, if any."""
     timings: StageTimings
-    """Time of the frame in each stage of the service."""
+    """Time in each stage of the service."""
     server_ns: int
-    """Time from receiving the frame to sending the action, in the service."""
+    """Time from the frame's arrival in the service to the answer's departure."""
     age_limit_ns: int | None = None
     """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
@@ -146,9 +146,9 @@ class Action:
     default it is the one row `values`.
     """
     step: int = 0
-    """The row of `values`."""
+    """The row of the chunk."""
     step_ns: int = 0
-    """Time between the rows of the chunk; 0 for a single action."""
+    """Time between two rows."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk was made; its `continues` is a number returned by `push`."""
     apart: bool = False
@@ -259,9 +259,9 @@ class Directive:
     command: Command
     """ACT, HOLD or STOP."""
     reason: str = ""
-    """The reason of HOLD or STOP (edgeflow_client.reasons.Reason)."""
+    """Why to hold or stop."""
     action: Action | None = None
-    """The action of ACT."""
+    """The action, with ACT only."""
     needs_reset: bool = False
     """No action will follow until `reset` is called."""
 

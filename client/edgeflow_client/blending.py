@@ -58,7 +58,7 @@ class Weighted:
     """Executes (1 - new) of the present chunk plus `new` of the newest one, at moments for which both have a row."""
 
     new: float = 0.7
-    """The weight of the newest chunk, above 0 and at most 1."""
+    """Share of the newest chunk."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.new, int | float) or not 0.0 < self.new <= 1.0:
@@ -84,7 +84,7 @@ class TemporalEnsemble:
     """
 
     coefficient: float = 0.01
-    """Larger values give more weight to older chunks."""
+    """Above 0 older chunks weigh more, below 0 newer ones."""
 
     def __post_init__(self) -> None:
         value = self.coefficient

@@ -19,11 +19,11 @@ class Statistics:
     """A snapshot. Every offered frame is in flight or has exactly one disposition."""
 
     offered: int
-    """Frames pushed."""
+    """Frames given to `push`."""
     in_flight: int
     """Frames without an outcome yet."""
     acted: int
-    """Frames answered with an action."""
+    """Frames answered by an action."""
     superseded: int
     """Frames replaced by a newer one, here or in the service."""
     overtaken: int
@@ -47,15 +47,15 @@ class Statistics:
     steps: int
     """Actions that became the directive; each row of a chunk counts."""
     reconnects: int
-    """Streams after the first one."""
+    """Streams after the first."""
     age_p50_ns: int
     """Median age of the last AGES_KEPT accepted actions, from capture to receipt."""
     age_p99_ns: int
-    """99th percentile of these ages."""
+    """The same, 99th percentile."""
     age_max_ns: int
-    """Maximum of these ages."""
+    """The same, largest."""
     last_refusal: str
-    """Code, reason and text of the last rejected frame; "" = none."""
+    """Why the newest rejected frame was rejected; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

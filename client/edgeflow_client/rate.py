@@ -24,7 +24,7 @@ class RateKeeper:
     misses that moment. The next step then begins at once, and the one after it at the first moment that is at least
     half a period away: missed steps are not made up for. One thread calls it.
 
-    period_s: the time between two steps. clock, sleep: for tests.
+    period_s: time between two moments. clock, sleep: for tests.
     """
 
     def __init__(

@@ -30,9 +30,9 @@ class ImageFormat(str, Enum):
     """The encoding of an image."""
 
     JPEG = "jpeg"
-    """A JPEG file."""
+    """The bytes of a JPEG file."""
     RGB8 = "rgb8"
-    """height * width * 3 bytes, row by row."""
+    """Height x width x 3 bytes."""
 
 
 class Disposition(str, Enum):
@@ -50,9 +50,9 @@ class Command(str, Enum):
     ACT = "act"
     """Execute the action."""
     HOLD = "hold"
-    """Stay where the robot is, until the next action."""
+    """Keep still; actions may follow."""
     STOP = "stop"
-    """Stop; no action follows until a reset."""
+    """Keep still until `reset`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +60,13 @@ class CameraSpec:
     """A camera declared at open."""
 
     name: str
-    """The robot's name of it."""
+    """Name of the camera, as the policy or the service's configuration knows it."""
     width: int
-    """Pixels per row."""
+    """Pixels."""
     height: int
-    """Rows of pixels."""
+    """Pixels."""
     format: ImageFormat
-    """The encoding of its images."""
+    """Encoding on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,7 @@ class StateSpec:
     """A proprioceptive state vector that a robot declares at open or that a policy needs."""
 
     name: str
-    """The robot's or the policy's name of it."""
+    """Name of the vector, such as observation.state."""
     size: int
     """Number of values."""
     elements: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class ActionSchema:
     names: tuple[str, ...]
     """One entry per dimension, like the next four."""
     units: tuple[str, ...]
-    """The unit of each dimension, such as m or rad."""
+    """One unit per dimension."""
     low: tuple[float, ...]
     """Lower limits in these units."""
     high: tuple[float, ...]
@@ -152,7 +152,7 @@ def check_chunk(horizon: int, dims: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Time of a frame in each stage, on the server's clock."""
+    """Time a frame spent in each stage, in nanoseconds on the server's clock."""
 
     decode_ns: int = 0
     """JPEG decoding."""

@@ -24,6 +24,7 @@ from edgeflow.commands.options import (
     TlsKey,
     TokenFile,
     config_command,
+    number,
     overrides_of,
 )
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -31,7 +32,7 @@ from edgeflow_client.files import read_regular
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 PATH = "/admin/v1/prefixes"
-CHANGE_S = 600.0  # a long prefix beside busy robots takes its time
+CHANGE_S = 600.0  # prefilling a long prefix takes minutes when robots are busy
 MAX_FILE_BYTES = 4 << 20
 SHOWN = 60  # characters
 Address = Annotated[str, typer.Option(help="HTTP address of the service, host:port or URL.")]
@@ -47,12 +48,13 @@ def chat(
     ] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
     system_file: Annotated[
-        OptionalPath, typer.Option(help="Text file with the system message, such as a log to ask about.")
+        OptionalPath,
+        typer.Option(metavar="FILE", help="Text file with the system message, such as a log to ask questions about."),
     ] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     temperature: Annotated[
         OptionalFloat,
-        typer.Option(min=0, max=2, help="Sampling temperature, 0 = greedy; default: the checkpoint's own."),
+        number("Sampling temperature up to 2; 0: greedy; default: the checkpoint's own.", 0, 2),
     ] = None,
     given: Settings = [],  # noqa: B006 - typer reads it
 ) -> None:
@@ -106,7 +108,8 @@ def list_prefixes(
 def set_prefix(
     slot: Slot,
     file: Annotated[
-        OptionalPath, typer.Option(help="JSON file: a list of messages, each with role and content.")
+        OptionalPath,
+        typer.Option(metavar="FILE", help="JSON file with a list of messages, each with role and content."),
     ] = None,
     text: Annotated[OptionalText, typer.Option(help="Plain text, for completions.")] = None,
     address: Address = "127.0.0.1:8000",
@@ -115,7 +118,10 @@ def set_prefix(
     tls_key: TlsKey = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Replace the prefix of a slot. Returns once it is in use; robots and running answers are not disturbed."""
+    """Replace the prefix of a slot.
+
+    Returns once the new prefix is in use. Robots and running answers are not disturbed.
+    """
     if (file is None) == (text is None):
         raise ConfigError("prefix: give either --file or --text")
     body = {"messages": _messages(file)} if file is not None else {"text": text}

@@ -65,7 +65,7 @@ class CheckLine:
 
 
 def examine() -> list[CheckLine]:
-    """Run every check, in the order in which new users have problems."""
+    """Run every check, in the order in which a new user runs into problems."""
     checks: list[Callable[[], list[CheckLine]]] = [
         _python, _machine, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
         _rendering, _embedded_policy,
@@ -109,7 +109,7 @@ def _version(name: str) -> str | None:
 
 
 def _plugins() -> list[CheckLine]:
-    """Policy families from other distributions, and if they can be served."""
+    """The policy families of installed plug-ins, and whether each can be loaded."""
     findings = []
     for plugin in plugins().values():
         subject, origins = f"policy {plugin.name}", ", ".join(plugin.origins)
@@ -228,12 +228,12 @@ def _kernel() -> list[CheckLine]:
 
 
 def _flashinfer() -> list[CheckLine]:
-    """FlashInfer, with further implementations of operators on a GPU; it is optional."""
+    """FlashInfer: optional implementations of operators on a GPU."""
     try:
         import flashinfer  # noqa: F401
     except ModuleNotFoundError as error:
         found = "not installed" if error.name == "flashinfer" else f"needs {error.name}"
-    except Exception as error:  # whatever goes wrong inside it
+    except Exception as error:  # any failure inside it means that it cannot be used
         found = f"does not import: {error}".splitlines()[0]
     else:
         return [CheckLine("FlashInfer", CheckOutcome.OK, _version("flashinfer-python") or "installed")]
@@ -252,7 +252,7 @@ def _onnxruntime() -> list[CheckLine]:
 
 
 def _products() -> list[CheckLine]:
-    """The C++ products for quantised weights on a CPU; without them, slower ones are used."""
+    """The C++ products for quantised weights on a CPU; slower ones are used without them."""
     code = "import sys; from edgeflow.kernels.native.linear import missing; sys.exit(missing() or 0)"
     finding = _run_apart("products in C++", code, PRODUCTS_TIMEOUT_S, "built", PRODUCTS_ADVICE)
     return [replace(finding, verdict=CheckOutcome.OPTIONAL) if finding.verdict is CheckOutcome.MISSING else finding]
@@ -288,7 +288,7 @@ def _embedded_policy() -> list[CheckLine]:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Check this machine: what is installed, what is missing, and how to get it.
+    """Check this machine and say how to install what is missing.
 
     Exits with code 1 if something required is missing.
     """

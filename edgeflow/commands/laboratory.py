@@ -13,6 +13,9 @@ from typer.core import TyperCommand
 
 from edgeflow_client.errors import DependencyError, how_to_install
 
+LABORATORY = "Laboratory: convert, verify, tune, train and evaluate"
+"""The heading of these commands in `edgeflow --help`."""
+
 
 @dataclass(frozen=True, slots=True)
 class LabCommand:
@@ -24,71 +27,33 @@ class LabCommand:
     help: str
     """Its line in `edgeflow --help`: the first line of the function's docstring."""
     extra: str = ""
-    """The extra that installs its libraries beyond the server's."""
+    """The extra that installs the libraries it needs beyond the server's."""
+    everyday: bool = False
+    """Listed among the service's commands, not under LABORATORY."""
 
 
 COMMANDS = (
-    LabCommand("robot", "robots", "Run the simulated robot against a service.", "demo"),
     LabCommand(
-        "demo",
-        "robots",
-        "Demonstrate the modes: serve a policy, run the simulated robot against it in each of its modes, and compare.",
-        "demo",
+        "demo", "robots", "Serve a policy and compare its modes with the simulated robot.", "demo", everyday=True
     ),
-    LabCommand(
-        "verify",
-        "checking",
-        "Compare a checkpoint's outputs with recordings of the original implementation, in float32.",
-    ),
-    LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits by the AWQ search, on the CPU."),
-    LabCommand(
-        "export",
-        "converting",
-        "Export a model as static ONNX graphs: towers, prefill and one step, with explicit KV inputs and outputs.",
-        "onnx",
-    ),
-    LabCommand(
-        "eval-demo",
-        "training",
-        "Evaluate a policy in closed loop, in virtual time, with the real scheduler and engine.",
-        "demo",
-    ),
-    LabCommand(
-        "train-demo",
-        "training",
-        "Train an embedded model: hours on 2 cores without --minutes. A run that was stopped goes on.",
-        "demo",
-    ),
-    LabCommand(
-        "train-gate",
-        "training",
-        "Train the memory gate of a chat model, so that it answers from texts longer than its slot.",
-    ),
+    LabCommand("robot", "robots", "Run the simulated robot against a service.", "demo", everyday=True),
+    LabCommand("verify", "checking", "Compare a checkpoint's outputs with recordings of the original."),
+    LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
+    LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),
+    LabCommand("tune", "checking", "Find the fastest correct implementation of each operator."),
+    LabCommand("ops", "checking", "Show which implementation runs each operator, and why."),
+    LabCommand("cosim", "converting", "Estimate the speed of a model on the KV260 accelerator."),
+    LabCommand("eval-demo", "training", "Evaluate a policy in closed loop, in virtual time.", "demo"),
     LabCommand("eval-chat", "training", "Measure the exact match of a chat model on held-out questions."),
-    LabCommand(
-        "eval-logs", "training", "Measure the exact match of a chat model on questions about logs of robot states."
-    ),
-    LabCommand(
-        "draw-logs",
-        "training",
-        "Write conversations about long logs of robot states for train-gate; the answers lie in the compressed part.",
-    ),
-    LabCommand("ops", "checking", "Show which implementation runs each operator of a model on a device, and why."),
-    LabCommand(
-        "tune",
-        "checking",
-        "Find the fastest correct implementation of each operator on this machine and write an overlay.",
-    ),
-    LabCommand(
-        "cosim",
-        "converting",
-        "Estimate a model on the KV260 accelerator: time of each operation beside the paper's, tokens per second.",
-    ),
+    LabCommand("eval-logs", "training", "Measure the exact match of a chat model on robot logs."),
+    LabCommand("train-demo", "training", "Train an embedded model.", "demo"),
+    LabCommand("train-gate", "training", "Train the memory gate of a chat model on long texts."),
+    LabCommand("draw-logs", "training", "Generate conversations about long robot logs for train-gate."),
 )
 
 
 def loaded(line: LabCommand) -> typer.Typer:
-    """The command as an application with only this command; DependencyError if it is not installed."""
+    """An application with only this command; DependencyError if the laboratory is not installed."""
     with _naming_what_is_missing(line):
         module = importlib.import_module(f"edgeflow.lab.commands.{line.module}")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -108,7 +73,7 @@ def _naming_what_is_missing(line: LabCommand) -> Iterator[None]:
 
 
 def lazy(line: LabCommand) -> type[TyperCommand]:
-    """The class of a command that appears in `--help`, and imports the real one when it runs."""
+    """The class of a command that `--help` lists without importing it; the real command is loaded when it runs."""
 
     class LazyCommand(TyperCommand):
         def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
@@ -120,11 +85,19 @@ def lazy(line: LabCommand) -> type[TyperCommand]:
     return LazyCommand
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
+def add_everyday(app: typer.Typer) -> None:
+    """Add the everyday commands to the command line."""
     for line in COMMANDS:
-        app.command(line.name, cls=lazy(line), help=line.help)(_nothing)
+        if line.everyday:
+            app.command(line.name, cls=lazy(line), help=line.help)(_placeholder)
 
 
-def _nothing() -> None:
-    """A placeholder for a command that is not imported yet."""
+def add_laboratory(app: typer.Typer) -> None:
+    """Add the other commands to the command line, under a heading."""
+    for line in COMMANDS:
+        if not line.everyday:
+            app.command(line.name, cls=lazy(line), help=line.help, rich_help_panel=LABORATORY)(_placeholder)
+
+
+def _placeholder() -> None:
+    """Stands for a command that has not been imported."""

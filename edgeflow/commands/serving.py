@@ -23,6 +23,7 @@ from edgeflow.commands.options import (
     OptionalText,
     Settings,
     config_command,
+    number,
     overrides_of,
 )
 from edgeflow.console import progress_bar
@@ -40,7 +41,7 @@ ServeCommand = config_command("", {"tokens": "tokens_file"})
 def serve(
     context: typer.Context,
     config: Annotated[
-        OptionalPath, typer.Option(help="Configuration file (JSON); see `edgeflow config schema`.")
+        OptionalPath, typer.Option(metavar="FILE", help="Configuration file (JSON); see `edgeflow config schema`.")
     ] = None,
     model: Annotated[
         OptionalText, typer.Option(help="Checkpoint directory, hub id, or an embedded policy: demo, demo-flow.")
@@ -48,7 +49,8 @@ def serve(
     mode: Annotated[OptionalMode, typer.Option(metavar="MODE", help=MODE_HELP)] = None,
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
-        OptionalText, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
+        OptionalText,
+        typer.Option(help="Emulate a device by slowing passes down: none, orin, rtx5090, or a file of times."),
     ] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,
@@ -59,16 +61,19 @@ def serve(
         OptionalInt, typer.Option(help="Port for openpi's and OpenVLA's clients; 0 = any free port.")
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Permit addresses other than loopback without TLS and tokens.")
+        bool, typer.Option("--insecure", help="Allow addresses other than loopback without TLS and tokens.")
     ] = False,
     given: Settings = [],  # noqa: B006 - typer reads it
     ready_file: Annotated[
-        OptionalPath, typer.Option(help="File to write when ready: the grpc, http, health and robots ports, as JSON.")
+        OptionalPath, typer.Option(metavar="FILE", help="File to write the ports to (JSON) once the service is ready.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Serve a policy to robots over gRPC, with HTTP beside it. SIGTERM or Ctrl-C drains and exits with code 0."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise failed handshakes of other programs fill the log
+    """Serve a policy to robots over gRPC and HTTP.
+
+    SIGTERM or Ctrl-C ends the sessions in an orderly way and exits with code 0.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.service.host.output import Output
     from edgeflow.service.host.resources import check_limits
     from edgeflow.service.observe.log import EventLog
@@ -107,7 +112,7 @@ def serve(
 
 
 def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter | ServicePrinter | LogAnnouncer:
-    """An announcer that never waits for a reader: JSON on standard output, or text or log lines on standard error."""
+    """Prints announcements without waiting for a reader: JSON on standard output; else text or log lines on stderr."""
     from edgeflow.service.observe.log import LogAnnouncer
 
     if as_json:
@@ -180,11 +185,12 @@ def health(
     health_port: Annotated[
         OptionalInt, typer.Option(help="Port of the service's health listener, if not the configured one.")
     ] = None,
-    timeout_s: Annotated[
-        float, typer.Option(min=0.1, max=60, help="Seconds to wait for each part of the answer.")
-    ] = 3.0,
+    timeout_s: Annotated[float, number("Seconds to wait for each part of the answer, up to 60.", 0.1, 60)] = 3.0,
 ) -> None:
-    """Check that the service on this machine is ready to serve robots. Exits with code 1 if not."""
+    """Check that the service on this machine is ready to serve robots.
+
+    Exits with code 1 if it is not.
+    """
     from edgeflow.config.service import load_config
     from edgeflow.service.host.probe import probe
 
@@ -199,7 +205,7 @@ def config_schema() -> None:
 
 
 def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:
-    """Check a configuration file and what it names on this machine, and print it with all defaults filled in."""
+    """Check a configuration file and the files it names, and print it with all defaults filled in."""
     from edgeflow.config.service import load_config
     from edgeflow.service.host.preflight import check_configured
 
@@ -212,20 +218,18 @@ def token_new(
     principal: Annotated[
         str, typer.Option(help="Owner of the token: 1 to 64 letters, digits, dots, underscores or hyphens.")
     ],
-    role: Annotated[
-        list[str], typer.Option(help="Role: control, observe, chat or admin. Repeat the option for several.")
-    ],
+    role: Annotated[list[str], typer.Option(metavar="ROLE", help="control, observe, chat or admin. Repeatable.")],
     tokens: Annotated[str, typer.Option(help="Tokens file to add the token's hash to.")] = "tokens.json",
-    days: Annotated[
-        OptionalFloat, typer.Option(min=0, max=36500, help="Days until the token expires; default: never.")
-    ] = None,
+    days: Annotated[OptionalFloat, number("Days until the token expires; default: never.", 0, 36500)] = None,
     out: Annotated[
-        OptionalPath, typer.Option(help="New file for the token, readable only by you; default: print it.")
+        OptionalPath,
+        typer.Option(metavar="FILE", help="New file for the token, readable only by you; default: print it."),
     ] = None,
 ) -> None:
-    """Create an access token and print it, once: the tokens file stores its SHA-256 only.
+    """Create an access token and print it.
 
-    A running service accepts the token within a second.
+    It cannot be printed again: the tokens file stores only its SHA-256. A running service accepts the token within a
+    second.
     """
     from edgeflow.service.security.auth import new_token, secret_file
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PassTimes
-from edgeflow.engine.chat.plane import ChatPlane
+from edgeflow.engine.chat.loop import ChatLoop
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.plane import ControlLoop
+from edgeflow.engine.control.loop import ControlLoop
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.executor import Running
 from edgeflow.ipc.chat_messages import ChatStart, ChatStop, SetPrefix
@@ -45,7 +45,7 @@ class Worker:
         *,
         default_unnorm_key: str = "",
         pacer: Pacer | None = None,
-        chat: ChatPlane | None = None,
+        chat: ChatLoop | None = None,
         times: PassTimes | None = None,
         trajectory: TrajectoryConfig | None = None,
     ) -> None:
@@ -188,7 +188,7 @@ class Worker:
             case Shutdown():
                 self.running = False
 
-    def _handle_chat(self, message: Message, chat: ChatPlane) -> None:
+    def _handle_chat(self, message: Message, chat: ChatLoop) -> None:
         match message:
             case ChatStart():
                 self._begin_chat(chat)
@@ -199,6 +199,6 @@ class Worker:
             case ChatStop():
                 chat.stop(message.request, "cancelled" if message.cancelled else "stop")
 
-    def _begin_chat(self, chat: ChatPlane) -> None:
+    def _begin_chat(self, chat: ChatLoop) -> None:
         if chat.idle:
             self._gaps.begin(self._clock.now_ns())

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.closed_loop import blocks as stores
-from benchmarks.closed_loop.blocks import stored
+from benchmarks.closed_loop import episode_blocks as stores
+from benchmarks.closed_loop.episode_blocks import stored
 from benchmarks.closed_loop.grid import (
     EXACT,
     MODES,

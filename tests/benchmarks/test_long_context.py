@@ -27,7 +27,7 @@ from benchmarks.long_context.cells import (
 from benchmarks.long_context.report import Score, SystemScores, cost_table, evidence_table, exact_table, gain
 from benchmarks.long_context.snapkv import OBSERVED, POOL, SnapKV, select
 from benchmarks.long_context.systems import ANSWER, Reply, ServedModel, cut, position_bytes
-from edgeflow.lab.demo.chat.logs.entries import TITLE
+from edgeflow.lab.demo.chat.logs.robot_log import TITLE
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL

@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks.chaos.fake_server import Manners, Proxy, fake_server
 from benchmarks.chaos.mixed_guests import cheating
-from benchmarks.chaos.proc import alive, children, held, is_idle, memory, started_at, wait_for
+from benchmarks.chaos.process_facts import alive, children, held, is_idle, memory, started_at, wait_for
 from benchmarks.chaos.resource_faults.outputs import disk, pipe
 from benchmarks.chaos.robots import KillableProcess
 from benchmarks.chaos.service import ROOT

@@ -10,7 +10,8 @@ import torch
 from rich.console import Console
 
 from benchmarks.pages.files import results
-from benchmarks.static_graphs.measuring import MODELS, PREFIXES, SUFFIXES, inputs_of, shaped, work_of
+from benchmarks.static_graphs.compared_systems import EngineSide, OnnxSide, export_graphs, served_network
+from benchmarks.static_graphs.latency_rounds import MODELS, PREFIXES, SUFFIXES, inputs_of, shaped, work_of
 from benchmarks.static_graphs.operators import counts_of
 from benchmarks.static_graphs.report import (
     ENGINE16,
@@ -23,7 +24,6 @@ from benchmarks.static_graphs.report import (
     as_json,
     tables,
 )
-from benchmarks.static_graphs.sides import EngineSide, OnnxSide, export_graphs, served_network
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.gpu.subjects.floors import Ceilings, PassFloor

@@ -10,11 +10,13 @@ from pathlib import Path
 
 @dataclass
 class ImageStage:
-    """base: the image it starts from, with build arguments' defaults put in. lines: (instruction, rest)."""
+    """A build stage of an image."""
 
     base: str
+    """The image it starts from, with build arguments' defaults put in."""
     name: str
     lines: list[tuple[str, str]] = field(default_factory=list)
+    """(instruction, rest)."""
 
     def all(self, instruction: str) -> list[str]:
         return [rest for each, rest in self.lines if each == instruction]

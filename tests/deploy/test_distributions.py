@@ -71,7 +71,7 @@ def test_the_server_has_the_embedded_models_and_the_laboratory(wheels: dict[str,
     for model in ("policy", "flow_policy", "chat_model", "log_model"):
         assert f"edgeflow/embedded/{model}/config.json" in names
         assert any(name.startswith(f"edgeflow/embedded/{model}/") and name.endswith(".safetensors") for name in names)
-    assert {"edgeflow/lab/commands/robots.py", "edgeflow/lab/demo/driver.py"} <= names
+    assert {"edgeflow/lab/commands/robots.py", "edgeflow/lab/demo/robot_run.py"} <= names
     assert any(each.startswith("edgeflow-client==") for each in requirements(wheels["edgeflow"]))
 
 

@@ -27,12 +27,14 @@ class NoRoom(Exception):
 
 @dataclass(slots=True)
 class KindReport:
-    """One kind. reply_ns: bad frame sent to its status; acted_ns: next good frame sent to its action."""
+    """One kind."""
 
     sent: int = 0
     problems: list[str] = field(default_factory=list)
     reply_ns: list[int] = field(default_factory=list)
+    """Bad frame sent to its status."""
     acted_ns: list[int] = field(default_factory=list)
+    """Next good frame sent to its action."""
 
 
 FIRST = 3  # good frames that begin a stream: so many must agree on the robot's clock before a stamp is in its future

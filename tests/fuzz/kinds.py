@@ -35,17 +35,17 @@ OPEN = pb.Open(
 
 @dataclass(frozen=True, slots=True)
 class BadInput:
-    """code, reasons, field: of the status; words: the text must have all of them, the limit among them.
-
-    notice: told as a note, since the message is no frame.
-    """
+    """A spoilt input and the status that must answer it."""
 
     spoil: Spoil
     reasons: set[str]
     field: str
     words: tuple[str, ...] = ()
+    """The text must have all of them, the limit among them."""
     code: str = "INVALID_ARGUMENT"
+    """`code`, `reasons`, `field`: of the status."""
     notice: bool = False
+    """Told as a note, since the message is no frame."""
 
 
 def good_frame(seq: int, stamp_ns: int, picture: int = 0) -> pb.Frame:

@@ -17,7 +17,7 @@ from edgeflow.kernels.kv.formats import LATENT
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.table.dimensions import only_role, stage_of
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.lab.trials.model_cases import passes, staged_cases
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.chat import load_chat_model

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.training.gate.writing import write_gate
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.models import memory_gate
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.published import read_published, unfit_for_gates
 from edgeflow_client.errors import CheckpointError

@@ -136,7 +136,7 @@ def test_a_guess_is_read_from_the_frame_before_in_its_epoch():
         assert after.guess is None
 
 
-def test_a_frame_that_is_settled_overtakes_those_before_it():
+def test_a_verified_frame_overtakes_those_before_it():
     scheduler = speculative()
     for seq in (1, 2, 3):
         offer(scheduler, seq)

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.chaos.proc import repeated
-from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.process_facts import repeated
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
@@ -45,10 +45,11 @@ def strangers(service: ServiceUnderTest) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Prober:
-    """Asks /ready on the health port. ready: wall times of question and answer where it was."""
+    """Asks /ready on the health port."""
 
     port: int
     ready: list[tuple[float, float]] = field(default_factory=list)
+    """Wall times of question and answer where it was."""
     asked: int = 0
     unanswered: int = 0
 

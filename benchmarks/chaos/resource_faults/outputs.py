@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.resource_faults.patient import FaultOptions, Patient, compared
+from benchmarks.chaos.resource_faults.killable_service import FaultOptions, Patient, compared
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import Surroundings
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.chaos.proc import wait_for
-from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.process_facts import wait_for
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import START_S, Surroundings
 

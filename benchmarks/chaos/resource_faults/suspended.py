@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.chaos.proc import alive, wait_for
-from benchmarks.chaos.resource_faults.patient import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.process_facts import alive, wait_for
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
 from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import START_S

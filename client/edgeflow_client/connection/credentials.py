@@ -31,7 +31,7 @@ class Credentials:
     ca: Path | None = None
     """CA certificates (PEM) to verify the service with; None = the default roots."""
     cert: Path | None = None
-    """The client's certificate chain (PEM), for mutual TLS."""
+    """The client's own certificate (PEM), for mutual TLS."""
     key: Path | None = None
     """The key of `cert`."""
     token: str = field(default="", repr=False)

@@ -64,7 +64,7 @@ class SessionSettings:
     tolerance_bins: int = 0
     """Bins by which a verified token may differ from its draft, only with Mode.SPECULATIVE."""
     max_passes: int = 0
-    """The most passes of a frame, only with Mode.SPECULATIVE; 0 = K."""
+    """The most passes of a frame, only with Mode.SPECULATIVE."""
     state: tuple[StateSpec, ...] = ()
     """The vectors of every frame."""
     chunks: bool = True
@@ -78,29 +78,29 @@ class Opened:
     """The service's answer to Open."""
 
     session: int
-    """The session's number in the service."""
+    """Number of the session, as in the service's log."""
     epoch: int
-    """The first epoch of the stream."""
+    """Number of the episode; `reset` increases it."""
     schema: ActionSchema
-    """The meaning of the actions."""
+    """The meaning of an action's numbers."""
     action_tokens: int
     """K, the tokens of an action."""
     mode: Mode
     """The mode in effect."""
     model: str
-    """The alias of the served model."""
+    """Name of the policy."""
     valid_for_s: float
     """Time for which an action may be executed."""
     depth: int = 0
     """Pipeline depth; 0 if frames draft their tokens."""
     predicted_fps: float = 0.0
-    """Forecast actions per second at the declared control period; 0 = unknown."""
+    """Actions per second at the declared control period; 0 = unknown."""
     predicted_age_s: float = 0.0
-    """Forecast mean latency at the declared control period; 0 = unknown."""
+    """Mean latency at the declared control period; 0 = unknown."""
     tolerance_bins: int = 0
-    """Bins by which a verified token may differ from its draft."""
+    """Bins by which a verified token may differ from its draft, as served."""
     max_passes: int = 0
-    """The most passes of a frame; 0 if frames do not draft their tokens."""
+    """The most passes of a frame, as served; 0 if frames do not draft their tokens."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
 

@@ -67,16 +67,20 @@ def loadtest(
     out: Annotated[OptionalPath, _option(REPORT, "Folder for report.json, frames.csv and plots.")] = None,
     max_age_p99: Annotated[
         OptionalText,
-        _option(REPORT, "Exit with code 1 if the age (p99), frame due to action received, is above.", metavar="TIME"),
+        _option(
+            REPORT,
+            "Exit with code 1 if the 99th percentile of the action age is above.",
+            metavar="TIME",
+        ),
     ] = None,
-    tls_ca: Annotated[
-        OptionalPath, _option(LINK, "CA certificate that the service's certificate must chain to (PEM).")
-    ] = None,
-    tls_cert: Annotated[OptionalPath, _option(LINK, "This client's certificate (PEM), for mutual TLS.")] = None,
-    tls_key: Annotated[OptionalPath, _option(LINK, "Private key of that certificate (PEM).")] = None,
-    token_file: Annotated[OptionalPath, _option(LINK, "File with the token (default: EDGEFLOW_TOKEN).")] = None,
+    tls_ca: Annotated[OptionalPath, _option(LINK, "CA certificate to verify the service with (PEM).")] = None,
+    tls_cert: Annotated[OptionalPath, _option(LINK, "Client certificate for mutual TLS (PEM).")] = None,
+    tls_key: Annotated[OptionalPath, _option(LINK, "Private key of the client certificate (PEM).")] = None,
+    token_file: Annotated[OptionalPath, _option(LINK, "File with the access token (default: EDGEFLOW_TOKEN).")] = None,
 ) -> None:
-    """Drive robots against a service and report frames, rate, age and times. Ctrl-C ends the test and reports it.
+    """Load-test a service with simulated robots.
+
+    Reports frames, rate, action age and times. Ctrl-C ends the test early and reports what was measured.
 
     Exit code 0: every threshold met; 1: a threshold missed, or a robot rejected; 2: the test could not run.
     """

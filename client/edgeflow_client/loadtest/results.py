@@ -31,7 +31,7 @@ CSV_COLUMNS = (
 
 
 PATTERNS = {ClosedLoopPlan: "closed", Fixed: "fixed", Bursts: "bursts", Ramp: "ramp"}
-"""The name of each pattern in reports."""
+"""Their names in the report."""
 
 
 @dataclass(frozen=True, slots=True)

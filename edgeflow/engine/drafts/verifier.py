@@ -80,14 +80,14 @@ class DraftVerifier:
             self._drafter.draft(read)
             return None
         choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
-        if ran.verifies:
+        if ran.is_verification:
             if allowed is not None and len(read.slots) > 1:
                 raise ValueError("drafts under a grammar are verified one sequence at a time")
             verify = self._verify_tree if read.form is DraftForm.TREE else self._verify_chain
             read, rows = verify(read, choose)
         else:
             read, rows = self._continue(read, choose)
-        verified = read.counts if ran.verifies else torch.ones_like(read.counts)
+        verified = read.counts if ran.is_verification else torch.ones_like(read.counts)
         finite = rows.finite.view(len(verified), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
         unverified = at >= verified[:, None]

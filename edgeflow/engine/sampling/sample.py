@@ -12,7 +12,7 @@ be recorded with it.
 Lines. Plain segments: [finite, token], and with log probabilities those of the token and its alternatives. Segments
 whose drafts are the tokens of an earlier pass (`guessed_lines`): [sound, verified, R tokens]. Segments of sequences
 with a drafter (`drafted_lines`): [sound and sizes, verified, found, W tokens, K drafts], and with log probabilities
-those of the W tokens. finite: 1 where the logits were. sound: 1 where those behind verified tokens were finite, plus 2
+those of the W tokens. finite: 1 where the logits were. sound: 1 where those after verified tokens were finite, plus 2
 where all were. Log probabilities are the bits of float64.
 """
 

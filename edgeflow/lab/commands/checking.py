@@ -12,19 +12,19 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.commands.options import Json, OptionalMode, OptionalPath
+from edgeflow.commands.options import Json, OptionalMode, OptionalPath, number
 from edgeflow.contract import KVName
 from edgeflow.lab.progress import reporting
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 WEIGHTS = "Precision of the weight matrices: float, int8 (CPU) or fp8 (CUDA)."
-HEAD = "Format of a chat model's head, as chat.head of the configuration: float or int8 (CPU)."
-TUNED = "Checkpoint directory, hub id, demo, demo-flow, demo-chat, or a published shape; a wrong name lists them."
-DTYPE = "float32, float16 or bfloat16; default: the one that the service takes for the model on that device."
+HEAD = "Format of a chat model's head, like chat.head in the configuration: float or int8 (CPU)."
+TUNED = "Checkpoint directory, hub id, demo, demo-flow, demo-chat, or a published shape; a wrong name lists all."
+DTYPE = "float32, float16 or bfloat16; default: the service's choice for the model on that device."
 VERIFIED_HELP = (
-    "serial, pipelined or speculative; depth: every depth between serial and pipelined; auto: every pace that auto may "
-    "choose. A family has some of them."
+    "serial, pipelined or speculative; depth: every depth between serial and pipelined; auto: every pace that auto can "
+    "choose. Not every family has all of them."
 )
 
 
@@ -34,34 +34,38 @@ def verify(
     kv: Annotated[
         KVName,
         typer.Option(
-            help="model; or int8, fp8, int4: measure the error and the memory of that KV format. Bounds have room for "
-            "random weights: ok means that nothing is broken, not that a model is as good as before."
+            metavar="NAME",
+            help="model; or int8, fp8, int4: measure the error and the memory of that KV format. The bounds are wide "
+            "enough for random weights: ok means that nothing is broken, not that the model is as good as before.",
         ),
     ] = "model",
     weights: Annotated[
-        str, typer.Option(help="float, or fp8: measure the error of FP8 weights and activations, on any CPU.")
+        str, typer.Option(help="float; or fp8: measure the error of FP8 weights and activations, on any CPU.")
     ] = "float",
-    operators: Annotated[OptionalPath, typer.Option(help="Operator overlay for a control policy.")] = None,
+    operators: Annotated[
+        OptionalPath, typer.Option(metavar="FILE", help="Operator overlay for a control policy.")
+    ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
-    family: Annotated[str, typer.Option(help="Family of a policy; default: as the bundle says.")] = "",
+    family: Annotated[str, typer.Option(help="Family of a policy; default: the one named in the bundle.")] = "",
     artifact: Annotated[
         OptionalPath,
         typer.Option(
-            help="Folder that `edgeflow export` wrote of this bundle: its graphs are checked. Those of other "
-            "precisions than float32, or with substituted operators, have no bound."
+            metavar="FOLDER",
+            help="Folder written by `edgeflow export` from this bundle: its graphs are checked. Graphs of other "
+            "precisions than float32, or with substituted operators, have no bound.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a checkpoint's outputs with recordings of the original implementation, in float32.
+    """Compare a checkpoint's outputs with recordings of the original.
 
-    Takes a few serial and pipelined decodings of each recorded case, after the weights are loaded: seconds for a small
-    model, minutes for one of 7B on a CPU.
+    The comparison is in float32. It decodes each recorded case a few times: seconds for a small model, minutes for a
+    7B model on a CPU.
 
-    Exits with code 1 if any differs by more than its tolerance. Default modes: serial, pipelined and, where tokens are
-    drafted, speculative; chat models are checked in their own modes. The table of a memory gate's or an EAGLE-3 head's
-    bundle has a row for each mode, and those that are off; --json has all. Tolerances are the same on every device: on
-    CUDA neither matrices nor attention use TF32.
+    Exits with code 1 if any output differs by more than its tolerance. Default modes: serial, pipelined and, if tokens
+    are drafted, speculative; chat models are checked in their own modes. For the bundle of a memory gate or an EAGLE-3
+    head, the table has one row per mode and one per failure; --json prints every comparison. Tolerances are the same
+    on every device: on CUDA neither matrices nor attention use TF32.
     """
     from edgeflow.lab.verify.checkpoint import shown, verify_checkpoint
 
@@ -110,16 +114,18 @@ def verify(
 def ops(
     model: Annotated[str, typer.Option(help=TUNED)] = "demo",
     hardware: Annotated[
-        str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine.")
+        str, typer.Option(help="cpu, cuda, or an architecture such as cuda_sm87; default: this machine's.")
     ] = "",
     dtype: Annotated[str, typer.Option(help=DTYPE)] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
-    overlay: Annotated[OptionalPath, typer.Option(help="JSON file of choices that override the built-in ones.")] = None,
+    rows: Annotated[int, number("Rows per prefill.", 1)] = 280,
+    overlay: Annotated[
+        OptionalPath, typer.Option(metavar="FILE", help="JSON file of choices that override the built-in ones.")
+    ] = None,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     head: Annotated[str, typer.Option(help=HEAD)] = "float",
     as_json: Json = False,
 ) -> None:
-    """Show which implementation runs each operator of a model on a device, and why."""
+    """Show which implementation runs each operator, and why."""
     from edgeflow.lab.tuning.command import ops_command
 
     ops_command(model, hardware, dtype, rows=rows, overlay=overlay, weights=weights, head=head, as_json=as_json)
@@ -129,23 +135,22 @@ def tune(
     model: Annotated[str, typer.Option(help=TUNED)] = "demo",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     dtype: Annotated[str, typer.Option(help=DTYPE)] = "",
-    rows: Annotated[int, typer.Option(min=1, help="Rows per prefill.")] = 280,
+    rows: Annotated[int, number("Rows per prefill.", 1)] = 280,
     out: Annotated[
-        OptionalPath, typer.Option(help="Overlay file to write; an interrupted run resumes from it.")
+        OptionalPath, typer.Option(metavar="FILE", help="Overlay file to write; an interrupted run resumes from it.")
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Timings per candidate; the median counts.")] = 15,
+    samples: Annotated[int, number("Timings per candidate; the median counts.", 1)] = 15,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     head: Annotated[str, typer.Option(help=HEAD)] = "float",
     regress: Annotated[
-        bool, typer.Option("--regress", help="Check an existing overlay: still correct, and not slower.")
+        bool, typer.Option("--regress", help="Check that an existing overlay is still correct and not slower.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest correct implementation of each operator on this machine and write an overlay.
+    """Find the fastest correct implementation of each operator.
 
-    The embedded policy takes about a minute on 2 cores, other models longer; a run that was stopped goes on.
-
-    Of policies that denoise chunks the projections are tuned, and nothing else.
+    Measures on this machine and writes an overlay. The embedded policy takes about a minute on 2 cores, other models
+    take longer; an interrupted run resumes. For policies that denoise chunks, only the projections are tuned.
     """
     from edgeflow.lab.tuning.command import tune_command
 

@@ -8,31 +8,34 @@ from typing import Annotated, Literal, Optional
 
 import typer
 
-from edgeflow.commands.options import Json, OptionalInt, OptionalPath, OptionalText
+from edgeflow.commands.options import Json, OptionalInt, OptionalPath, OptionalText, number
 from edgeflow_client.errors import ConfigError
 
-GROUP_HELP = "Inputs that share a scale and a zero: 32, 64 or 128; default: the larger of 64 and 32 that divides all."
-SCALES_HELP = "Formula of the scales: duo (inputs and weights, AutoAWQ's default) or x (inputs alone, the paper's)."
-LAYOUT_HELP = "autoawq: the checkpoint; awq-macro: the macro file of the accelerator beside it."
+GROUP_HELP = "Inputs that share a scale and a zero: 32, 64 or 128; default: 64, or 32 if 64 does not divide every size."
+SCALES_HELP = "Formula of the scales: duo (inputs and weights, AutoAWQ's default) or x (only inputs, as in the paper)."
+LAYOUT_HELP = "autoawq: only the checkpoint; awq-macro: also the accelerator's macro file."
 CALIBRATION_HELP = (
-    "built-in; of a chat model also written (texts that it writes itself, for base models), or a UTF-8 text file whose "
-    "paragraphs are the samples; of a policy also closed-loop (the demo's robot), or a file of recorded frames."
+    "built-in; for a chat model also written (texts that the model writes, for base models) or a UTF-8 text file whose "
+    "paragraphs are the samples; for a policy also closed-loop (the demo's robot) or a file of recorded frames."
 )
-LOSS_HELP = "Of a policy with action tokens: the rows whose outputs losses count, all or actions; default: all."
+LOSS_HELP = "For a policy with action tokens: the rows that count in the loss, all or actions; default: all."
 PRECISION_HELP = "Weights and activations: float32, int16, w8a16 (8-bit weights, 16-bit activations) or w8a8."
-REWRITE_HELP = "Substitute operators: erf-gelu, rope-concat or finite-mask; may be given several times."
+REWRITE_HELP = "Substitute operators: erf-gelu, rope-concat or finite-mask. Repeatable."
 TEXT_HELP = (
-    "Tokens of a prompt, a bucket each; of a chat model, rows of a chunk. Default: the limit of the "
-    "checkpoint where it states one, otherwise 64."
+    "Prompt lengths in tokens, one graph for each; for a chat model, rows per chunk. Default: the checkpoint's limit "
+    "if it states one, otherwise 64. Repeatable."
 )
-BATCH_HELP = "Sequences of a step, a graph each. Default: one, and all of a pipelined robot; one of a chat model."
+BATCH_HELP = (
+    "Sequences per step, one graph for each. Default: one, and as many as a pipelined robot needs; for a chat model "
+    "one. Repeatable."
+)
 FRAMES_HELP = "File of recorded frames to calibrate on (edgeflow quantize --keep-frames writes one)."
 
 PrecisionName = Literal["float32", "int16", "w8a16", "w8a8"]
 
 
 class RewriteName(str, Enum):
-    """The substitutions, as in lab/export/graphs/rewrites.py."""
+    """The substitutions of lab/export/graphs/rewrites.py."""
 
     ERF_GELU = "erf-gelu"
     ROPE_CONCAT = "rope-concat"
@@ -44,32 +47,31 @@ def quantize(
         str,
         typer.Argument(help="Checkpoint directory of a chat model or policy, hub id, demo-chat, demo or demo-flow."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; a run that was stopped goes on in it.")],
-    group: Annotated[OptionalInt, typer.Option(help=GROUP_HELP)] = None,
-    scales: Annotated[Literal["duo", "x"], typer.Option(help=SCALES_HELP)] = "duo",
-    identity: Annotated[
-        bool, typer.Option("--identity/--no-identity", help="Try s = 1 (nothing scaled) as well; AutoAWQ does not.")
-    ] = True,
-    clip: Annotated[bool, typer.Option("--clip/--no-clip", help="Search how far weights are clamped.")] = True,
-    calibration: Annotated[str, typer.Option(help=CALIBRATION_HELP)] = "built-in",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the calibration samples.")] = 0,
-    questions: Annotated[
-        OptionalInt, typer.Option(min=1, help="Held-out questions that demo-chat is graded on; default: 100.")
-    ] = None,
-    loss: Annotated[Optional[Literal["all", "actions"]], typer.Option(help=LOSS_HELP)] = None,  # noqa: UP045 - typer
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write; an interrupted run resumes from it.")],
+    group: Annotated[OptionalInt, typer.Option(metavar="N", help=GROUP_HELP)] = None,
+    scales: Annotated[Literal["duo", "x"], typer.Option(metavar="NAME", help=SCALES_HELP)] = "duo",
+    no_identity: Annotated[
+        bool, typer.Option("--no-identity", help="Do not try s = 1 (nothing scaled), like AutoAWQ.")
+    ] = False,
+    no_clip: Annotated[bool, typer.Option("--no-clip", help="Do not search how far to clamp weights.")] = False,
+    calibration: Annotated[str, typer.Option(metavar="NAME", help=CALIBRATION_HELP)] = "built-in",
+    seed: Annotated[int, number("Seed of the calibration samples.", 0)] = 0,
+    questions: Annotated[OptionalInt, number("Held-out questions to grade demo-chat on; default: 100.", 1)] = None,
+    loss: Annotated[Optional[Literal["all", "actions"]], typer.Option(metavar="NAME", help=LOSS_HELP)] = None,  # noqa: UP045 - typer
     keep_frames: Annotated[
-        OptionalPath, typer.Option(help="File to write a policy's frames to, for --calibration.")
+        OptionalPath, typer.Option(metavar="FILE", help="File to write a policy's frames to, for --calibration.")
     ] = None,
-    layout: Annotated[Literal["autoawq", "awq-macro"], typer.Option(help=LAYOUT_HELP)] = "autoawq",
+    layout: Annotated[Literal["autoawq", "awq-macro"], typer.Option(metavar="NAME", help=LAYOUT_HELP)] = "autoawq",
     as_json: Json = False,
 ) -> None:
-    """Quantise a chat model or a policy to 4 bits by the AWQ search, on the CPU.
+    """Quantise a chat model or a policy to 4 bits (AWQ).
 
-    demo-chat takes one to two minutes on 2 cores; other models take longer in proportion to their weights.
+    Runs on the CPU. demo-chat takes one to two minutes on 2 cores; other models take longer in proportion to their
+    weights.
 
-    Writes a checkpoint in AutoAWQ's layout (GEMM), and a report of its error beside that of round to nearest. Chat
-    models: Llama, Qwen2, Qwen2.5, Qwen3, Qwen2.5-VL. Policies: OpenVLA, SmolVLA, π0 and π0.5, of which the language
-    model is quantised. Vision towers, projectors and action experts stay floats.
+    Writes a checkpoint in AutoAWQ's layout (GEMM), and a report that compares its error with that of rounding to
+    nearest. Chat models: Llama, Qwen2, Qwen2.5, Qwen3, Qwen2.5-VL. Policies: OpenVLA, SmolVLA, π0 and π0.5; only the
+    language model is quantised, vision towers, projectors and action experts stay floats.
     """
     from edgeflow.kernels.awq import GROUPS
     from edgeflow.lab.quantize.command import quantize_command
@@ -84,8 +86,8 @@ def quantize(
         out=out,
         group=group,
         form=ScaleForm(scales),
-        identity=identity,
-        clip=clip,
+        identity=not no_identity,
+        clip=not no_clip,
         calibration=calibration,
         seed=seed,
     )
@@ -99,30 +101,34 @@ def export(
         str,
         typer.Argument(help="Checkpoint directory of a policy or chat model, hub id, demo, demo-flow or demo-chat."),
     ],
-    out: Annotated[Path, typer.Option(help="Folder to write; an artifact in it is replaced.")],
-    text: Annotated[Optional[list[int]], typer.Option(help=TEXT_HELP)] = None,  # noqa: UP045 - typer
-    batch: Annotated[Optional[list[int]], typer.Option(help=BATCH_HELP)] = None,  # noqa: UP045 - typer
-    positions: Annotated[OptionalInt, typer.Option(help="Positions of a chat model's slot; default: 2048.")] = None,
-    precision: Annotated[PrecisionName, typer.Option(help=PRECISION_HELP)] = "float32",
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write; an artifact in it is replaced.")],
+    text: Annotated[Optional[list[int]], typer.Option(metavar="N", help=TEXT_HELP)] = None,  # noqa: UP045 - typer
+    batch: Annotated[Optional[list[int]], typer.Option(metavar="N", help=BATCH_HELP)] = None,  # noqa: UP045 - typer
+    positions: Annotated[
+        OptionalInt, typer.Option(metavar="N", help="Positions per slot of a chat model; default: 2048.")
+    ] = None,
+    precision: Annotated[PrecisionName, typer.Option(metavar="NAME", help=PRECISION_HELP)] = "float32",
     prefill: Annotated[
-        Optional[PrecisionName], typer.Option(help="Precision of the prefill, where it is another.")  # noqa: UP045
+        Optional[PrecisionName], typer.Option(metavar="NAME", help="Precision of the prefill; default: --precision.")  # noqa: UP045
     ] = None,
     step: Annotated[
-        Optional[PrecisionName], typer.Option(help="Precision of the step, where it is another.")  # noqa: UP045
+        Optional[PrecisionName], typer.Option(metavar="NAME", help="Precision of the step; default: --precision.")  # noqa: UP045
     ] = None,
-    rewrite: Annotated[Optional[list[RewriteName]], typer.Option(help=REWRITE_HELP)] = None,  # noqa: UP045 - typer
-    frames: Annotated[OptionalPath, typer.Option(help=FRAMES_HELP)] = None,
+    rewrite: Annotated[Optional[list[RewriteName]], typer.Option(metavar="NAME", help=REWRITE_HELP)] = None,  # noqa: UP045 - typer
+    frames: Annotated[OptionalPath, typer.Option(metavar="FILE", help=FRAMES_HELP)] = None,
     first_step: Annotated[
         bool, typer.Option("--first-step", help="Calibrate only on the first denoising step, for comparisons.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Export a model as static ONNX graphs: towers, prefill and one step, with explicit KV inputs and outputs.
+    """Export a model as ONNX graphs of fixed shapes.
 
-    demo-flow takes about half a minute on 2 cores, larger models longer. Shapes are fixed, operators are standard ones
-    of opset 21. Policies: OpenVLA, SmolVLA, π0 and π0.5; chat models: Llama, Qwen2, Qwen2.5 and Qwen3.
-    `edgeflow serve --model FOLDER` serves a policy's graphs by ONNX Runtime,
-    `chat.model` of a configuration those of a chat model.
+    Writes vision towers, prefill and one step, with explicit KV inputs and outputs and only standard operators of
+    opset 21. demo-flow takes about half a minute on 2 cores, larger models take longer. Policies: OpenVLA, SmolVLA, π0
+    and π0.5; chat models: Llama, Qwen2, Qwen2.5 and Qwen3.
+
+    ONNX Runtime serves the graphs: a policy's with `edgeflow serve --model FOLDER`, a chat model's with `chat.model` in
+    the configuration.
     """
     from edgeflow.artifacts.manifest import StageName
     from edgeflow.lab.export.graphs.shapes import ExportShapes
@@ -145,29 +151,35 @@ def export(
 
 
 def cosim(
-    model: Annotated[str, typer.Argument(help="Checkpoint directory, or qwen2.5-0.5b: the paper's, without weights.")],
+    model: Annotated[
+        str, typer.Argument(help="Checkpoint directory, or qwen2.5-0.5b: the paper's model, without weights.")
+    ],
     group: Annotated[
         OptionalInt,
-        typer.Option(help="Inputs per group of 4-bit weights: 32, 64, 128; default: the checkpoint's, else 64."),
+        typer.Option(
+            metavar="N", help="Inputs per group of 4-bit weights: 32, 64 or 128; default: the checkpoint's, else 64."
+        ),
     ] = None,
     prompt: Annotated[
-        OptionalText, typer.Option(help="Also run the accelerator's model on this prompt, and the reference.")
+        OptionalText, typer.Option(help="Also run this prompt, on the simulated accelerator and on the reference.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Tokens to generate for --prompt.")] = 16,
+    tokens: Annotated[int, number("Tokens to generate for --prompt, up to 4096.", 1, 4096)] = 16,
     macros: Annotated[
         OptionalPath,
         typer.Option(
-            help="Directory that `edgeflow quantize --layout awq-macro` wrote: the run takes its weights, for --prompt."
+            metavar="FOLDER",
+            help="Folder written by `edgeflow quantize --layout awq-macro`: --prompt runs with its weights.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Estimate a model on the KV260 accelerator: time of each operation beside the paper's, tokens per second.
+    """Estimate the speed of a model on the KV260 accelerator.
 
-    With --prompt the linears of the layers are computed as on the accelerator, to the last bit, and everything else
-    on the CPU. Exits with code 1 if its greedy tokens differ from the W4A16 reference's in float32.
+    Prints the time of each operation beside the paper's, and tokens per second. With --prompt, the linear layers are
+    computed bit for bit as on the accelerator and everything else on the CPU; exits with code 1 if the greedy tokens
+    differ from those of the W4A16 reference in float32.
 
-    Rejected are models that the board's 4 GB of memory cannot hold, and linears with more than 8192 inputs.
+    Models that do not fit into the board's 4 GB of memory are rejected, and linears with more than 8192 inputs.
     """
     from edgeflow.lab.kv260.command import cosim_command
 

@@ -17,6 +17,7 @@ from edgeflow.commands.options import (
     TlsCert,
     TlsKey,
     TokenFile,
+    number,
 )
 from edgeflow.lab.commands.options import (
     AGE_HELP,
@@ -32,17 +33,18 @@ from edgeflow_client.types import MOST_TOLERANCE_BINS
 def robot(
     address: Annotated[str, typer.Argument(help="gRPC address of the service, host:port.")],
     mode: Annotated[OptionalMode, typer.Option(metavar="MODE", help=f"{MODE_HELP} Default: the service's.")] = None,
-    depth: Annotated[int, typer.Option(metavar="N", min=0, help=DEPTH_HELP)] = 0,
-    tolerance_bins: Annotated[int, typer.Option(metavar="N", min=0, max=MOST_TOLERANCE_BINS, help=TOLERANCE_HELP)] = 0,
-    max_passes: Annotated[int, typer.Option(metavar="N", min=0, help=PASSES_HELP)] = 0,
-    max_action_age_ms: Annotated[OptionalInt, typer.Option(metavar="N", min=1, help=AGE_HELP)] = None,
-    episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Number of episodes.")] = 10,
-    speed: Annotated[float, typer.Option(metavar="N", min=0, max=20, help="Speed of the objects, in cm/s.")] = 0.0,
+    depth: Annotated[int, number(DEPTH_HELP, 0)] = 0,
+    tolerance_bins: Annotated[int, number(TOLERANCE_HELP, 0, MOST_TOLERANCE_BINS)] = 0,
+    max_passes: Annotated[int, number(PASSES_HELP, 0)] = 0,
+    max_action_age_ms: Annotated[OptionalInt, number(AGE_HELP, 1)] = None,
+    episodes: Annotated[int, number("Number of episodes.", 1)] = 10,
+    speed: Annotated[float, number("Speed of the objects in cm/s, up to 20.", 0, 20)] = 0.0,
     present: Annotated[
-        bool, typer.Option("--no-anchored", help="Apply actions to the present pose, not to that of their frame.")
+        bool,
+        typer.Option("--no-anchored", help="Apply actions to the current pose instead of the pose in their frame."),
     ] = False,
-    frame_hz: Annotated[OptionalFloat, typer.Option(metavar="N", min=1, help="Camera frames per second.")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the first episode.")] = 0,
+    frame_hz: Annotated[OptionalFloat, number("Camera frames per second; default: 50.", 1)] = None,
+    seed: Annotated[int, number("Seed of the first episode.")] = 0,
     tls_ca: TlsCa = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -51,8 +53,8 @@ def robot(
 ) -> None:
     """Run the simulated robot against a service."""
     from edgeflow.lab.demo.command import robot_command
-    from edgeflow.lab.demo.driver import FRAME_HZ, RunPlan
-    from edgeflow.lab.demo.evaluate import FRESH_SEEDS
+    from edgeflow.lab.demo.lockstep import FRESH_SEEDS
+    from edgeflow.lab.demo.robot_run import FRAME_HZ, RunPlan
     from edgeflow_client.connection.credentials import Credentials
 
     plan = RunPlan(
@@ -72,25 +74,22 @@ def robot(
 
 
 def demo(
-    seconds: Annotated[
-        float, typer.Option(min=1, help="Seconds per mode; the last episode may begin just before and is finished.")
-    ] = 45.0,
-    speed: Annotated[float, typer.Option(min=0, max=20, help="Speed of the objects, in cm/s; 0: still.")] = 5.0,
+    seconds: Annotated[float, number("Seconds per mode; an episode that has begun is finished.", 1)] = 45.0,
+    speed: Annotated[float, number("Speed of the objects in cm/s, up to 20; 0: still.", 0, 20)] = 5.0,
     profile: Annotated[
-        str, typer.Option(help="Slow passes down to a device's published times: none, orin, rtx5090, FILE.")
+        str, typer.Option(help="Emulate a device by slowing passes down: none, orin, rtx5090, or a file of times.")
     ] = "rtx5090",
     model: Annotated[
         str, typer.Option(help="Checkpoint directory, hub id, demo or demo-flow; default: the embedded --policy.")
     ] = "",
     policy: OptionalEmbedded = None,
-    out: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("demo-report"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the report.")] = Path("demo-report"),
 ) -> None:
-    """Demonstrate the modes: serve a policy, run the simulated robot against it in each of its modes, and compare.
+    """Serve a policy and compare its modes with the simulated robot.
 
-    With three modes of 45 seconds it takes about three minutes.
-
-    The modes are those of the policy's family: serial, pipelined and speculative where actions are tokens, serial and
-    pipelined where chunks are denoised, serial where a chunk takes one pass.
+    Three modes of 45 seconds take about three minutes. The modes are those of the policy's family: serial, pipelined
+    and speculative if actions are tokens, serial and pipelined if chunks are denoised, serial if a chunk takes one
+    pass.
     """
     from edgeflow.lab.demo.command import demo_command
 

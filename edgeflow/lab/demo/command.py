@@ -1,4 +1,4 @@
-"""The work of `edgeflow robot` and `edgeflow demo`; each function returns the exit code."""
+"""The implementation of `edgeflow robot` and `edgeflow demo`; each function returns the exit code."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.live import Live
 
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.report import conditions, mode_result, objects_at, result_table, verdict, write_folder
+from edgeflow.lab.demo.robot_run import FRAME_HZ, RobotRun, RunPlan, RunProgress, run_robot
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
@@ -47,8 +47,15 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
 def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path, *, like: str = "") -> int:
     """Serve a policy, run each mode of its family, compare them and write the report.
 
-    seconds: per mode. object_speed: m/s. profile: device whose pass times the passes are held to. model: the policy's
-    name or directory. like: an embedded policy whose modes the policy must have; "" for any.
+    seconds: per mode.
+
+    object_speed: m/s.
+
+    profile: the device whose pass times are emulated.
+
+    model: the policy's name or directory.
+
+    like: an embedded policy whose modes the policy must have; "" for any.
     """
     modes = _family(model, like).modes
     console = table_console()
@@ -75,7 +82,7 @@ def demo_command(seconds: float, object_speed: float, profile: str, model: str, 
 
 
 def _family(model: str, like: str) -> Family:
-    """The family of a policy; ConfigError where its modes are not those of the embedded policy `like`."""
+    """The family of a policy; ConfigError if its modes are not those of the embedded policy `like`."""
     family = family_of(resolve_model(model))
     if like and family.modes != family_of(resolve_model(like)).modes:
         modes = ", ".join(mode.value for mode in family.modes)
@@ -87,13 +94,13 @@ def _family(model: str, like: str) -> Family:
 
 
 def _frame_hz(profile: str) -> float:
-    """A camera rate somewhat above the device's pipelined rate, at most FRAME_HZ."""
+    """A camera rate slightly above the device's pipelined rate, at most FRAME_HZ."""
     device = load_profile(profile)
     return FRAME_HZ if device is None else min(FRAME_HZ, 1.2e9 / device.packed_ns)
 
 
 class RunView:
-    """Context manager that shows the progress of one mode after the other."""
+    """Context manager that shows the progress of one mode after another."""
 
     def __init__(self, console: Console, modes: Sequence[Mode], title: str) -> None:
         self._console = console

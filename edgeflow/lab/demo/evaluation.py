@@ -1,4 +1,4 @@
-"""`edgeflow eval-demo`: success, rate and age of the embedded policy over a grid of conditions.
+"""`edgeflow eval-demo`: success, rate and latency of the embedded policy over a grid of conditions.
 
 Every episode runs the real worker in virtual time (lab/demo/simulated/service.py). A condition is a pace, anchoring,
 object speed and device profile; differences in success are the effect of the scheduler's delays on the closed loop.
@@ -24,9 +24,9 @@ from edgeflow.contract import KVName, Pace, PassTimes, Speculation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, SuccessRate, success_rate
-from edgeflow.lab.demo.simulated.body import Delay
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS, SuccessRate, success_rate
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.progress import reporting
@@ -38,7 +38,7 @@ from edgeflow_client.loadtest.drawing import INK, figure_of, mode_colour, save
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Mode
 
-SEED_STRIDE = 100_000  # episodes of one seed never meet those of the next
+SEED_STRIDE = 100_000  # the episodes of one seed never overlap with those of the next
 THIS_MACHINE = "this machine"  # the profile "none"
 
 
@@ -47,17 +47,17 @@ class TableCondition:
     """One row of the table."""
 
     mode: str
-    """The name of the pace."""
+    """Name of the pace."""
     pace: Pace
     anchored: bool
     speed: float
-    """The speed of the objects, m/s."""
+    """Speed of the objects in m/s."""
     profile: str
     """Name of the device whose pass times are used."""
     delay: Delay | None = None
-    """In place of the passes' own age."""
+    """Replaces the age that the passes cause."""
     execution: Execution | None = None
-    """The execution of chunks; None = answers are single actions."""
+    """How chunks are executed; None = answers are single actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +68,22 @@ class ConditionResult:
     success: SuccessRate
     by_seed: tuple[SuccessRate, ...]
     seconds_per_success: float
-    """Time of all episodes, the failed ones included, per success; infinite without any."""
+    """Time of all episodes, including failed ones, per success; infinite if there are none."""
     fps: float
     """Actions per second."""
     age_mean_ms: float
     age_p50_ms: float
     age_p99_ms: float
     passes: Mapping[int, int]
-    """How many actions took so many passes."""
+    """Number of actions by the number of passes they took."""
     overtaken: float
-    """Share of the frames begun that a newer one overtook."""
+    """Share of the started frames that were overtaken by a newer one."""
     unsettled: float
-    """Share of the actions with tokens that were not verified."""
+    """Share of the actions with unverified tokens."""
     late: float = 0.0
-    """Share of the chunks received that came later than they were made for."""
+    """Share of the received chunks that came too late to continue as planned."""
     late_played: float = 0.0
-    """Share of those executed."""
+    """Share of the received chunks that were late and were executed nevertheless."""
 
     @property
     def passes_mean(self) -> float:
@@ -91,7 +91,7 @@ class ConditionResult:
         return sum(passes * times for passes, times in self.passes.items()) / count if count else math.nan
 
     def as_json(self) -> dict[str, Any]:
-        """The figures as JSON values; null where there is none."""
+        """The figures as JSON values; null if unknown."""
         condition, (low, high) = self.condition, self.success.interval
         figures = {
             "mode": condition.mode,
@@ -136,13 +136,13 @@ class EvaluationPlan:
     """Between camera frames."""
     model: str = "demo"
     depth: int = 0
-    """For Mode.DEPTH."""
+    """Pipeline depth, for Mode.DEPTH."""
     speculation: Speculation = field(default_factory=Speculation)
-    """For Mode.SPECULATIVE. Mode.AUTO: without an age limit."""
+    """For Mode.SPECULATIVE. Mode.AUTO has no age limit here."""
     executions: Sequence[Execution] = (Execution.RTC,)
-    """The executions of chunks."""
+    """How chunks are executed."""
     kv: KVName = "model"
-    """As `policy.kv`."""
+    """KV format, as in `policy.kv`."""
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
@@ -174,7 +174,7 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
 
 
 def _executions(plan: EvaluationPlan, built: BuiltEngine) -> Sequence[Execution | None]:
-    """The executions that differ for a policy. ConfigError for RTC where the policy does not continue chunks."""
+    """The executions that differ for a policy; ConfigError for RTC if the policy does not continue chunks."""
     policy = built.engine.policy
     if policy.action_schema(policy.unnorm_keys[0]).horizon == 1:
         return [None]
@@ -193,7 +193,10 @@ def pace_name(pace: Pace, stages: int) -> str:
 
 
 def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
-    """An engine for one session, warmed up. kv: as `policy.kv`; ConfigError where the family has no such setting."""
+    """A warmed-up engine for one session.
+
+    kv: as in `policy.kv`; ConfigError if the family has no such setting.
+    """
     settings = {} if kv == "model" else {"kv": kv}
     built = build_engine(ServiceConfig(model=model, max_sessions=1, policy=PolicyConfig.model_validate(settings)))
     warm_up(built.engine, built.limits.shift, lambda *_: None, rounds=built.rounds)

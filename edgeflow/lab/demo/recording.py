@@ -23,9 +23,9 @@ class RunSummary:
     fps: float
     """Actions per second over `seconds`."""
     age_ms: Distribution
-    """Capture to receipt, on the robot's clock."""
+    """From capture to receipt, on the robot's clock."""
     interval_ms: Distribution
-    """Between actions of the same stretch. jitter_ms: the standard deviation of those intervals."""
+    """Between actions of the same stretch; jitter_ms is the standard deviation of these intervals."""
 
     @property
     def jitter_ms(self) -> float:
@@ -34,7 +34,9 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimeSeries:
-    """One entry per window `[W]`: its middle in seconds from the start, actions per second, median age (NaN: none)."""
+    """One entry per window `[W]`: its middle in seconds from the start, actions per second, and median age (NaN
+    without actions).
+    """
 
     seconds: Series
     fps: Series
@@ -42,13 +44,13 @@ class TimeSeries:
 
 
 class RunRecorder:
-    """Records every action. Time is counted in stretches; between them (a reset, a picture) nothing is counted."""
+    """Records every action in stretches of time; between them (during a reset or a picture) nothing is recorded."""
 
     def __init__(self) -> None:
         self._received_ns: list[int] = []
         self._age_ns: list[int] = []
         self._stretch: list[int] = []
-        self._elapsed_ns = 0  # of finished stretches
+        self._elapsed_ns = 0  # total of the finished stretches
         self._started_ns: int | None = None
         self._stretches = 0
 
@@ -65,14 +67,14 @@ class RunRecorder:
         self._started_ns = None
 
     def record(self, received_ns: int, age_ns: int) -> None:
-        """Record an action; outside a stretch it does not count."""
+        """Record an action; ignored outside a stretch."""
         if self._started_ns is not None and received_ns >= self._started_ns:
             self._received_ns.append(self._elapsed_ns + received_ns - self._started_ns)
             self._age_ns.append(age_ns)
             self._stretch.append(self._stretches)
 
     def elapsed_ns(self, now_ns: int) -> int:
-        """Recorded time so far, including the current stretch."""
+        """Recorded time so far in nanoseconds, including the current stretch."""
         return self._elapsed_ns + (now_ns - self._started_ns if self._started_ns is not None else 0)
 
     @property
@@ -112,11 +114,11 @@ class CommandedFrame:
 
     image: NDArray[np.uint8]
     seconds: float
-    """When it was captured, from the beginning of its episode."""
+    """Time of capture, from the start of its episode."""
     shift: tuple[float, float]
-    """In the image plane, right and up, metres."""
+    """Commanded shift in the image plane, right and up, in metres."""
     caption: str
-    """One or two lines."""
+    """One or two lines of text."""
 
 
 @dataclass(frozen=True, slots=True)

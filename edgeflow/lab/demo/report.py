@@ -13,13 +13,13 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
 
-from edgeflow.lab.demo.driver import RobotRun
 from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
+from edgeflow.lab.demo.robot_run import RobotRun
 from edgeflow_client.loadtest.drawing import figure_of, mode_colour, save, share_bars
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
 
-_ALIKE: Final = 0.1  # a relative difference of ages or rates that is not worth a word
+_ALIKE: Final = 0.1  # smaller relative differences of ages or rates are not mentioned
 
 
 def mode_result(run: RobotRun) -> ModeResult:
@@ -50,9 +50,8 @@ def result_table(runs: Sequence[RobotRun], title: str) -> FoldingTable:
 
 
 def verdict(runs: Sequence[RobotRun]) -> str:
-    """One sentence on which run is best and why: by tasks finished, then by the share of episodes that succeeded.
-
-    Of a single run, what it finished.
+    """One sentence on which run is best and why: by tasks finished, then by success rate. A single run is only
+    described.
     """
     if len(runs) == 1:
         return f"{runs[0].mode.value} finished {_tasks(runs[0])} in {_seconds(runs)}."
@@ -74,7 +73,10 @@ def verdict(runs: Sequence[RobotRun]) -> str:
 
 
 def objects_at(speed: float) -> str:
-    """How fast the objects are. speed: m/s."""
+    """The speed of the objects as text.
+
+    speed: m/s.
+    """
     return f"objects at {100 * speed:g} cm/s" if speed else "still objects"
 
 
@@ -92,7 +94,7 @@ def conditions(run: RobotRun, profile: str) -> dict[str, Any]:
 
 
 def write_folder(folder: Path, runs: Sequence[RobotRun], facts: Mapping[str, Any], sentence: str) -> None:
-    """Write report.json, modes.png with all modes, series.png, ages.png and one strip of frames per mode."""
+    """Write report.json, modes.png with all modes, series.png, ages.png, and one strip of frames per mode."""
     folder.mkdir(parents=True, exist_ok=True)
     counts = {
         "outcomes": {run.mode.value: Counter(outcome.value for outcome in run.outcomes) for run in runs},
@@ -221,7 +223,7 @@ def _merit(run: RobotRun) -> tuple[int, float]:
 
 
 def _compared(ours: RobotRun, theirs: RobotRun) -> str:
-    """The actions of one run beside those of another: first what is better about them."""
+    """The actions of one run compared with those of another, advantages first."""
     if not theirs.summary.actions:
         return f"the only ones beside {theirs.mode.value}, which gave none"
     age = _differ(theirs.summary.age_ms.p50, ours.summary.age_ms.p50, "younger", "older", "about as old")
@@ -238,7 +240,7 @@ def _doubt(best: RobotRun, others: Sequence[RobotRun]) -> str:
 
 
 def _differ(good: float, bad: float, better: str, worse: str, alike: str) -> tuple[int, str]:
-    """1, 0 or -1 and its word, as `good` is greater than `bad`, about equal, or less."""
+    """1, 0 or -1 and its word: `good` is greater than `bad`, about equal, or less."""
     if not abs(good - bad) > _ALIKE * max(good, bad):
         return 0, alike
     return (1, better) if good > bad else (-1, worse)
@@ -249,7 +251,7 @@ def _pace(run: RobotRun) -> str:
 
 
 def _seconds(runs: Sequence[RobotRun]) -> str:
-    """How long the runs took: the last episode of each is finished after the time that was planned."""
+    """The duration of the runs as text: each finishes its last episode after the planned time."""
     shortest, longest = (f"{end(run.summary.seconds for run in runs):.0f}" for end in (min, max))
     return f"{longest} s" if shortest == longest else f"{shortest} to {longest} s"
 

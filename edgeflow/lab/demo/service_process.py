@@ -1,4 +1,4 @@
-"""A service for the length of a demonstration: started, waited for, stopped, its exit code checked."""
+"""A service for the duration of a demonstration: started, awaited, stopped, its exit code checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_S: Final = 15.0
 class ServiceProcess:
     """`edgeflow serve` on free ports of loopback; leaving the context stops it.
 
-    Leaving raises EdgeflowError when the service does not end with exit code 0 on SIGTERM.
+    Leaving raises EdgeflowError if the service does not end with exit code 0 on SIGTERM.
     """
 
     def __init__(self, options: Sequence[str]) -> None:
@@ -38,7 +38,7 @@ class ServiceProcess:
         return self
 
     def start(self, on_progress: Callable[[str, int, int], None]) -> str:
-        """Start it and return its address once ready; StartError carries the service's own error.
+        """Start the service and return its address once it is ready; StartError carries the service's own error.
 
         on_progress: called with (step, done, total).
         """
@@ -98,7 +98,7 @@ class ServiceProcess:
 
 
 def _read(lines: IO[str], on_progress: Callable[[str, int, int], None]) -> None:
-    """Drain the pipe; only progress lines matter here."""
+    """Read the pipe to its end; only progress lines are used."""
     for line in lines:
         try:
             status = json.loads(line)

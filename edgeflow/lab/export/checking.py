@@ -1,6 +1,6 @@
-"""Checks of a graph: ONNX Runtime's outputs beside those of the networks it was traced from, and its operators.
+"""Checks of a graph: ONNX Runtime's outputs compared with those of the traced networks, and the graph's operators.
 
-Operators are static, standard ones, without control flow.
+Only static, standard operators are allowed, and no control flow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow_client.errors import CheckpointError
 
 CLOSE = 1e-4
-"""Most that a graph of floats without substitutions differs."""
+"""Largest error allowed for a graph of floats without substitutions."""
 ARITHMETIC = ("Add", "Div", "Mul", "Neg", "Pow", "Reciprocal", "Sqrt", "Sub", "Sin", "Cos", "Tanh", "Erf")
 PRODUCTS = ("Gemm", "MatMul")
 NONLINEAR = ("Gelu", "LayerNormalization", "Sigmoid", "Softmax")
@@ -36,7 +36,7 @@ ALLOWED = frozenset((*ARITHMETIC, *PRODUCTS, *NONLINEAR, *REDUCTIONS, *SHAPES, *
 
 
 def error_of(path: Path, stage: StageGraph, given: Mapping[str, NDArray[Any]] | None = None) -> float:
-    """The largest difference of an output, over the largest number of this output.
+    """The largest difference of an output, relative to the largest number of that output.
 
     given: the inputs; None for random floats, with the masks and positions of the example.
     """
@@ -47,11 +47,11 @@ def error_of(path: Path, stage: StageGraph, given: Mapping[str, NDArray[Any]] | 
     session = onnxruntime.InferenceSession(str(path), options, providers=[CPU_PROVIDER])
     found = session.run(list(stage.outputs), {name: value.numpy() for name, value in inputs.items()})
     errors = [_error(each.numpy(), other) for each, other in zip(expected, found, strict=True)]
-    return float(np.max(errors))  # not finite where one is not
+    return float(np.max(errors))  # not finite where only one of the two is not
 
 
 def random_inputs(stage: StageGraph) -> dict[str, Tensor]:
-    """The example inputs of a stage, floats drawn anew, the same at every call."""
+    """The example inputs of a stage with random floats, the same in every call."""
     generator = torch.Generator().manual_seed(0)
     return {
         name: torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
@@ -60,7 +60,7 @@ def random_inputs(stage: StageGraph) -> dict[str, Tensor]:
 
 
 def check_error(error: float, file: str) -> None:
-    """CheckpointError for a graph of floats that computes something else than its networks."""
+    """Raise CheckpointError for a graph of floats whose outputs are not those of its networks."""
     if not error <= CLOSE:
         raise CheckpointError(
             f"{file} differs from the model by {error:.1e} of its largest output, more than {CLOSE:g}: "
@@ -74,7 +74,7 @@ def _error(expected: np.ndarray, found: np.ndarray) -> float:
 
 
 def check_operators(model: ir.Model, name: str) -> None:
-    """CheckpointError for an operator that is not allowed, another domain or opset, or a shape that is not fixed."""
+    """Raise CheckpointError for an operator, domain or opset that is not allowed, or a shape that is not fixed."""
     domains = {domain: version for domain, version in model.opset_imports.items() if domain not in ("", "ai.onnx")}
     if domains or model.opset_imports.get("") != OPSET or model.functions:
         raise CheckpointError(f"{name}: operators of {dict(model.opset_imports)}; exported: opset {OPSET} alone")

@@ -1,4 +1,4 @@
-"""The folder of an artifact, and the files of a checkpoint that it keeps: all but the weights."""
+"""The folder of an artifact, and the files of a checkpoint that it keeps: all except the weights."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ INDEX = ".index.json"
 STATISTICS = ".safetensors"
 PIPELINES = "policy_*processor.json"
 LEVELS = ("*", "*/*", "*/*/*")
-"""A tokenizer may lie in a folder of its hub name, owner/name."""
+"""Levels of folders that are searched: a tokenizer may lie in a folder of its hub name, owner/name."""
 MOST_BYTES = 64 << 20
 DRAFT = ".partial"
-"""The folder in that of an artifact where a new one is written."""
+"""The folder inside an artifact's folder in which a new artifact is written."""
 
 
 def check_out(out: Path, folder: Path) -> None:
-    """Make the folder of an artifact; ConfigError for one that holds something else."""
+    """Make the folder of an artifact; ConfigError if it holds something else."""
     if out.resolve() == folder.resolve():
         raise ConfigError(f"out: {out} is the folder of the checkpoint; give another one")
     others = out.is_dir() and any(each.name != DRAFT for each in out.iterdir())
-    ours = (out / MANIFEST).is_file() or (out / DRAFT / MANIFEST).is_file()  # the latter after a cut change-over
+    ours = (out / MANIFEST).is_file() or (
+        out / DRAFT / MANIFEST
+    ).is_file()  # the latter is left by an interrupted change-over
     if others and not ours:
         raise ConfigError(f"out: {out} holds other files; give a new folder, or one of an artifact, which is replaced")
     make_folder(out)
@@ -37,11 +39,11 @@ def check_out(out: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A folder to write an artifact to, which takes the place of an earlier one in `out` when all of it is written.
+    """A folder to write an artifact to; once it is complete, it replaces an earlier one in `out`.
 
-    Until then the earlier one remains. The change-over removes its manifest first and moves the new one last: where it
-    is cut short, neither is there, and `out` is rejected as a model until the export is run again. ConfigError where it
-    cannot be written.
+    Until then the earlier one remains. The change-over removes its manifest first and moves the new one last: if it is
+    interrupted, neither exists, and `out` is rejected as a model until the export is run again. ConfigError if the
+    folder cannot be written.
     """
     draft = out / DRAFT
     with writing(out):
@@ -58,7 +60,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def _clear(out: Path) -> None:
-    """Remove an earlier artifact: its manifest first, graphs, weights, and what it kept of its checkpoint."""
+    """Remove an earlier artifact: its manifest first, then graphs, weights, and the files kept of its checkpoint."""
     kept = [file for file in _texts(out) if DRAFT not in file.relative_to(out).parts]
     for file in (out / MANIFEST, *out.glob("*.onnx"), *out.glob("*.data"), *kept):
         file.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The stages of a checkpoint, whichever kind it is."""
+"""The stages of a checkpoint of any kind."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from edgeflow.policies.smolvla import config as smolvla
 from edgeflow.policies.smolvla import network as smolvla_network
 from edgeflow_client.errors import CheckpointError
 
-ANY_RATE = {"control_rate_hz": 1.0}  # the rate of the actions does not matter to a graph
+ANY_RATE = {"control_rate_hz": 1.0}  # graphs do not depend on the rate of the actions
 Export = Callable[[Path, ExportShapes], ModelProgram]
 
 
 def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram:
     config, processors, settings = pi.load_config(directory, kind), None, None
-    if (directory / PREPROCESSOR).is_file():  # recordings of a network have no pipelines
+    if (directory / PREPROCESSOR).is_file():  # recordings of a network come without pipelines
         processors = pi.read_processors(directory, config)
         settings = read_settings(kind, directory, ANY_RATE, config.flow)
     return export_flow(directory, pi_network.architecture_of(config), shapes, processors, settings)
@@ -36,7 +36,7 @@ def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram
 
 def _export_smolvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
     config, processors, settings = smolvla.load_config(directory), None, None
-    if (directory / PREPROCESSOR).is_file():  # recordings of a network have no pipelines
+    if (directory / PREPROCESSOR).is_file():  # recordings of a network come without pipelines
         processors = smolvla.read_processors(directory, config)
         settings = read_settings("smolvla", directory, ANY_RATE, config.flow)
     return export_flow(directory, smolvla_network.architecture_of(config), shapes, processors, settings)
@@ -51,7 +51,7 @@ EXPORT: dict[str, Export] = {
 
 
 def program_of(folder: Path, shapes: ExportShapes) -> tuple[str, ModelProgram]:
-    """The family of a checkpoint, and its stages; CheckpointError for one that is not exported."""
+    """The family of a checkpoint, and its stages; CheckpointError if it cannot be exported."""
     if read_quantization(folder) is not None:
         raise CheckpointError(f"model: {folder} is quantised already: export the checkpoint of floats")
     family = detected(folder)

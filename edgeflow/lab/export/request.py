@@ -35,7 +35,7 @@ class ExportRequest:
     out: Path
     shapes: ExportShapes
     precisions: Mapping[StageName, Precision]
-    """The precisions of each stage."""
+    """Precision of each stage."""
     rewrites: tuple[str, ...] = ()
     """Names of substitutions."""
     frames: Path | None = None
@@ -44,35 +44,35 @@ class ExportRequest:
     """Calibrate only on the first step, for comparisons."""
 
     def __post_init__(self) -> None:
-        """ConfigError for options of a calibration where there is none."""
+        """Raise ConfigError for calibration options if nothing is calibrated."""
         for name, given in (("frames", self.frames is not None), ("first-step", self.first_step)):
             if given and not self.calibrates:
                 raise ConfigError(f"{name}: a graph of floats is not calibrated; remove it, or give --precision")
 
     def precision(self, stage: StageName) -> Precision:
-        """The precision of a stage; floats where nothing is given."""
+        """The precision of a stage, by default float32."""
         return self.precisions.get(stage, Precision.FLOAT32)
 
     @property
     def quantises(self) -> bool:
-        """True where a stage is not of floats."""
+        """True if any stage is quantised."""
         return any(each is not Precision.FLOAT32 for each in self.precisions.values())
 
     @property
     def calibrates(self) -> bool:
-        """True where inputs of the stages must be recorded first."""
+        """True if inputs of the stages must be recorded first."""
         return self.quantises or "finite-mask" in self.rewrites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A graph that was written."""
+    """A written graph."""
 
     graph: Graph
     size: int
-    """Its bytes without shared weights."""
+    """Bytes of the graph, without shared weights."""
     error: float
-    """The error of its outputs against torch's, the largest over the largest output."""
+    """Its largest error against torch, relative to the largest output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +80,10 @@ class ExportOutcome:
     """The result of an export."""
 
     manifest: Manifest
-    """As written."""
+    """The manifest that was written."""
     graphs: tuple[Exported, ...]
     remarks: tuple[str, ...] = field(default=())
-    """Lines for a person."""
+    """Lines to print."""
 
     def as_json(self) -> dict[str, Any]:
         return {

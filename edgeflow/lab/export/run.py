@@ -48,7 +48,7 @@ MB = 1e6
 
 
 def export(request: ExportRequest, report: Report) -> ExportOutcome:
-    """Write an artifact; ConfigError or CheckpointError says what does not fit."""
+    """Write an artifact; ConfigError or CheckpointError if something does not fit."""
     check_out(request.out, request.folder)
     report("load", 0, 1)
     family, program = program_of(request.folder, request.shapes)
@@ -85,7 +85,9 @@ def _traced(program: ModelProgram, report: Report) -> list[Traced]:
 
 
 def _files(traced: Sequence[Traced]) -> list[str]:
-    """towers.onnx, or towers-41.onnx and so on by rows, where a stage has several buckets; steps by batch."""
+    """File names: towers.onnx, or towers-41.onnx and so on by rows if a stage has several buckets; steps by batch
+    size.
+    """
     counts = Counter(each.stage.stage for each in traced)
 
     def name(stage: StageGraph) -> str:
@@ -104,7 +106,7 @@ def _write(
     weights: SharedWeights,
     report: Report,
 ) -> Exported:
-    """Write the graph of a stage to a file of the weights' folder, and check it."""
+    """Write the graph of a stage to a file in the weights' folder, and check it."""
     stage, precision = traced.stage, request.precision(traced.stage.stage)
     inputs = calibration.inputs.get(stage_key(stage), [])
     model = quantise(to_onnx(traced), inputs, precision, report)
@@ -119,7 +121,7 @@ def _write(
 
 
 def _rewrites(made: Sequence[Mapping[str, int]], constant: float | None) -> tuple[Rewritten, ...]:
-    """The sites of each substitution, in all graphs."""
+    """The number of changed places of each substitution, over all graphs."""
     names = made[0] if made else {}
     return tuple(
         Rewritten(name=name, sites=sum(each[name] for each in made), constant=constant if name == MASK else None)
@@ -132,9 +134,9 @@ class GraphCalibration:
     """Inputs and settings of a graph's quantisation."""
 
     rewrites: tuple[str, ...]
-    """Names."""
+    """Names of the substitutions."""
     inputs: StageInputs = field(default_factory=dict)
-    """The inputs of each stage, empty where nothing is calibrated."""
+    """The inputs of each stage; empty if nothing is calibrated."""
     constant: float | None = None
     """The constant of a finite mask."""
     remarks: tuple[str, ...] = ()
@@ -143,9 +145,9 @@ class GraphCalibration:
 def calibrated(
     request: ExportRequest, program: ModelProgram, traced: Sequence[Traced], report: Report
 ) -> GraphCalibration:
-    """Record the inputs of all stages where the request needs them.
+    """Record the inputs of all stages if the request needs them.
 
-    Quantised graphs need a finite mask, so they get one. ConfigError for frames that the model does not take.
+    Quantised graphs need a finite mask and get one. ConfigError for frames that do not fit the model.
     """
     if not request.calibrates:
         return GraphCalibration(rewrites=request.rewrites)
@@ -162,7 +164,7 @@ def calibrated(
 
 
 def _constant(request: ExportRequest, traced: Sequence[Traced], inputs: StageInputs) -> float:
-    """The number of the model: the lowest of its stages."""
+    """The number for the whole model: the lowest of its stages."""
     found = (
         calibrate_mask(each, inputs[stage_key(each.stage)], request.precision(each.stage.stage)) for each in traced
     )
@@ -209,7 +211,7 @@ def _show(model: str, out: Path, outcome: ExportOutcome) -> None:
 
 
 def how_served(family: str, out: Path) -> str:
-    """The way to serve an artifact: a policy by an option, a chat model by the configuration."""
+    """How to serve the artifact: a policy by an option, a chat model by the configuration."""
     if family in CHAT_FAMILIES:
         return f"serve it as chat.model of a configuration: {out}"
     return f"serve it with `edgeflow serve --model {out}`"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeflow.lab.gpu.order import INT4_MODELS, Found
+from edgeflow.lab.gpu.section_order import INT4_MODELS, Found
 from edgeflow.lab.gpu.subjects.floors import Ceilings, pipelined_floor_s, serial_floor_s
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 

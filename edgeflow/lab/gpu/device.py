@@ -10,8 +10,8 @@ import torch
 
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.timing import median_us
-from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import SectionSetting, named
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import SectionSetting, named
 
 SAMPLES = 15
 TIMEOUT_S = 10

@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from edgeflow.lab.gpu.order import LEFT_OUT, SECTIONS, SIZES, Found, Order, end_of
+from edgeflow.lab.gpu.section_order import LEFT_OUT, SECTIONS, SIZES, Found, Order, end_of
 
 FEWEST_FRAMES = 10  # K + 3: the pipe is full for a few passes
 FEWEST_S = 10.0  # a section is not started with less
@@ -107,7 +107,7 @@ def in_child(installed: Path | None) -> Run:
         started = monotonic()
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
             result = Path(folder) / "result.json"
-            command = [sys.executable, "-m", "edgeflow.lab.gpu.child", json.dumps(asdict(order)), str(result)]
+            command = [sys.executable, "-m", "edgeflow.lab.gpu.section_process", json.dumps(asdict(order)), str(result)]
             child = subprocess.Popen(command, env=environment, start_new_session=True)
             ended = _ended(child, order.ends - started)
             found: Found = json.loads(result.read_text()) if result.exists() else {}

@@ -21,9 +21,9 @@ from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import REFERENCE, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry, built_in_table
 from edgeflow.lab.kv260 import mac
-from edgeflow.lab.kv260.file import macro_weights, open_macro, stem_of
 from edgeflow.lab.kv260.macro import GemmWords, pack
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.kv260.macro_file import macro_weights, open_macro, stem_of
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.text.chat_template import ChatTemplate

@@ -21,7 +21,7 @@ from edgeflow.lab.kv260.sizes import (
     second_head_bytes,
     sizes,
 )
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import ConfigError
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, fields
 
 from edgeflow.lab.kv260 import constants
+from edgeflow.lab.kv260.file_plan import planned
 from edgeflow.lab.kv260.macro import MacroShape
 from edgeflow.lab.kv260.network import gemm_shapes_of, head_in_macros, layer_linears, tensor_shapes_of
-from edgeflow.lab.kv260.plan import planned
 from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import CheckpointError
 

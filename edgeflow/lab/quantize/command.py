@@ -1,4 +1,4 @@
-"""The work of `edgeflow quantize`: from the options of the command to what it prints."""
+"""The implementation of `edgeflow quantize`: from the command's options to its output."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ def quantize_command(
     layout: str,
     as_json: bool,
 ) -> None:
-    """Quantise a checkpoint and print the report; ConfigError or CheckpointError says what does not fit.
+    """Quantise a checkpoint and print the report; ConfigError or CheckpointError if something does not fit.
 
-    questions, loss, keep_frames: None where they were not given. loss: all or actions. keep_frames: a file for a
-    policy's frames.
+    questions, loss, keep_frames: None if not given. loss: all or actions. keep_frames: a file for a policy's frames.
     """
     work: Callable[[Request, Report], QuantisedCheckpoint]
     if is_policy(request.folder):

@@ -17,22 +17,19 @@ from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import DecoderTensors
 
 LINEAR_ROWS = 40
-"""Texts, or batches of frames, whose inputs the error of linears is taken over."""
+"""Number of texts, or batches of frames, over whose inputs the error of linears is computed."""
 
 
 @dataclass(slots=True, eq=False)
 class Fidelity(QuantisationError):
-    """Sums over held-out tokens.
-
-    kl, in nats.
-    """
+    """Sums over held-out tokens. kl is in nats."""
 
     tokens: int = 0
     kl: float = 0.0
     nll: float = 0.0
     """The negative log likelihood, in nats."""
     agreeing: int = 0
-    """Tokens whose most likely successor is the float model's."""
+    """Number of tokens whose most likely successor equals the float model's."""
 
     @property
     def kl_per_token(self) -> float:
@@ -54,7 +51,7 @@ class Fidelity(QuantisationError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Passed:
-    """Rows after the last block [B, L, E], of each batch: of the float model and of each variant."""
+    """Rows after the last block [B, L, E] of each batch, for the float model and for each variant."""
 
     floats: list[Tensor]
     variants: dict[str, list[Tensor]]
@@ -70,7 +67,8 @@ def measure(
     texts: Sequence[Tensor],
     report: Report = lambda *_: None,
 ) -> dict[str, Fidelity]:
-    """The fidelity of each variant, given by the choices of its blocks; none at all is round to nearest.
+    """The fidelity of each variant, given by the choices for its blocks; without choices, a variant is round to
+    nearest.
 
     texts: held-out token ids, int64 [L] each.
     """
@@ -126,7 +124,7 @@ class _LinearErrors:
         self._off = {
             name: _unscaled(choice, name, self.quantised.weight(name)) - block.weight(name) for name in LINEARS
         }
-        self._squares = {name: [0.0, 0.0] for name in LINEARS}  # of the error, of the output
+        self._squares = {name: [0.0, 0.0] for name in LINEARS}  # of the error and of the output
 
     def add(self, inputs: Mapping[str, Tensor]) -> None:
         for name in LINEARS:
@@ -139,7 +137,7 @@ class _LinearErrors:
 
 
 def _unscaled(choice: BlockChoice, name: str, weight: Tensor) -> Tensor:
-    """A quantised weight that takes the inputs and gives the outputs of the float one."""
+    """A quantised weight with its scales undone: it takes the inputs of the float one and returns its outputs."""
     into, out = choice.input_scales(name), choice.output_scales(name)
     weight = weight if into is None else weight / into
     return weight if out is None else weight * out[:, None]
@@ -150,7 +148,7 @@ def _square(x: Tensor) -> float:
 
 
 def _add_tokens(fidelity: Fidelity, wanted: Tensor, found: Tensor, following: Tensor) -> None:
-    """Add the tokens of a text: log probabilities [n, V] of both models, the tokens that follow [n]."""
+    """Add the tokens of a text: log probabilities [n, V] of both models, and the following tokens [n]."""
     fidelity.tokens += len(wanted)
     fidelity.kl += (wanted.exp() * (wanted - found)).sum(dtype=torch.float64).item()
     fidelity.nll -= found.gather(1, following[:, None]).sum(dtype=torch.float64).item()

@@ -1,4 +1,4 @@
-"""The outcome of a quantisation: what is printed, and what is written beside the checkpoint."""
+"""The result of a quantisation: what is printed and what is written with the checkpoint."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class QuantisationError:
     """How far a quantised model is from the float one on held-out inputs."""
 
     linear: Mapping[str, float]
-    """The squared error of each linear's output in shares of its squared size, both without a bias, by published
-    name; inputs are those of the float model, and scales are undone.
+    """Squared error of each linear's output relative to its squared size, both without a bias, by published name.
+    Inputs are those of the float model, and scales are undone.
     """
 
     @property
     def linear_error(self) -> float:
-        """The mean over all linears."""
+        """Mean over all linears."""
         return sum(self.linear.values()) / len(self.linear)
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """The measurements as texts: their name, their value."""
+        """The measurements as text: name and value."""
         yield "error of linears, mean", f"{self.linear_error:.3%}"
         yield from self.texts()
 
@@ -35,11 +35,11 @@ class QuantisationError:
         return {"linear_error": self.linear_error, **self.values(), "linears": dict(self.linear)}
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """The measurements of a kind of model, as in `rows`."""
+        """The measurements of a kind of model, like `rows`."""
         raise NotImplementedError
 
     def values(self) -> dict[str, Any]:
-        """The same, as in `as_json`."""
+        """The same as JSON values, like `as_json`."""
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ class QuantisedCheckpoint:
 
     group: int
     inner: int
-    """F as quantised, and stored_inner as the source has it; bytes of all weights before and after."""
+    """MLP width as quantised; stored_inner is the source's. Bytes of all weights before and after."""
     stored_inner: int
     calibration: str
     choices: Sequence[BlockChoice]
@@ -58,10 +58,10 @@ class QuantisedCheckpoint:
     bytes_before: int
     bytes_after: int
     exact: float | None
-    """The share of exact answers, only of the embedded chat model."""
+    """Share of exact answers, only for the embedded chat model."""
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values, with the choice of every scale group."""
+        """JSON values, with the choice for every scale group."""
         return {
             "group_size": self.group,
             "intermediate_size": {"stored": self.stored_inner, "quantised": self.inner},
@@ -84,12 +84,12 @@ class QuantisedCheckpoint:
         }
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """The measurements: their name, that of round to nearest, that of AWQ."""
+        """The measurements: name, value for round to nearest, value for AWQ."""
         for (name, nearest), (_, awq) in zip(self.nearest.rows(), self.awq.rows(), strict=True):
             yield name, nearest, awq
 
     def remarks(self) -> Iterator[str]:
-        """Lines about the checkpoint."""
+        """Lines to print about the checkpoint."""
         yield f"groups of {self.group}; calibration: {self.calibration}"
         if self.inner != self.stored_inner:
             yield f"the MLP's width {self.stored_inner} is filled up with zeros to {self.inner}: the same function"

@@ -14,8 +14,8 @@ from edgeflow.lab.outputs import write_json
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import passed_through
 from edgeflow.lab.quantize.files.quantised import check_outside
+from edgeflow.lab.quantize.files.search_state import FOLDER, SearchState, check_folder
 from edgeflow.lab.quantize.files.source import Source
-from edgeflow.lab.quantize.files.state import FOLDER, SearchState, check_folder
 from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST, QuantisationError, QuantisedCheckpoint
 from edgeflow.lab.quantize.policies.closed_loop import record_frames

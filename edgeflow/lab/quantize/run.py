@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.lab.demo.chat.evaluate import evaluate_chat
-from edgeflow.lab.kv260.file import write_macro
+from edgeflow.lab.kv260.macro_file import write_macro
 from edgeflow.lab.outputs import write_json
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.calibration.samples import (
@@ -21,8 +21,8 @@ from edgeflow.lab.quantize.calibration.samples import (
 )
 from edgeflow.lab.quantize.fidelity import measure
 from edgeflow.lab.quantize.files.quantised import check_block, check_outside
+from edgeflow.lab.quantize.files.search_state import SearchState, check_folder
 from edgeflow.lab.quantize.files.source import open_chat_source
-from edgeflow.lab.quantize.files.state import SearchState, check_folder
 from edgeflow.lab.quantize.files.writing import weights_bytes, write_checkpoint
 from edgeflow.lab.quantize.outcome import AWQ, NEAREST, QuantisedCheckpoint
 from edgeflow.lab.quantize.request import Request

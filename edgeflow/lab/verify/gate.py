@@ -21,7 +21,7 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole
 from edgeflow.lab.verify.bundle import BundleEntry
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Progress, Results, silent
 from edgeflow.lab.verify.gate_bundle import (

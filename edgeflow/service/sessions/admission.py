@@ -193,7 +193,7 @@ class Admission:
         return self._plans.pop(number, None) is not None
 
     def forecast_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
-        """The largest forecast age of the actions of each session, all of them side by side."""
+        """The greatest age forecast for the actions of each of these sessions, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
             number: each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS

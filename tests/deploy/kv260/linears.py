@@ -17,10 +17,12 @@ TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Linears:
-    """Linears that share their activations. macros: of each, uint32 [B, E/G, 8 + G]; x: float32 [E]."""
+    """Linears that share their activations."""
 
     macros: tuple[Words, ...]
+    """The macros of each, uint32 [B, E/G, 8 + G]."""
     x: np.ndarray
+    """float32 [E]."""
 
     def blocks(self) -> np.ndarray:
         """Blocks of each linear in each channel [linears, channels]."""
@@ -51,9 +53,10 @@ class StreamCycles:
 
 @dataclass(frozen=True, slots=True)
 class LinearSums:
-    """sums: of each linear, uint32 [B, 8], bits of float32. A channel without blocks has times of 0."""
+    """The results of linears."""
 
     sums: tuple[np.ndarray, ...]
+    """The sums of each linear, uint32 [B, 8], bits of float32. A channel without blocks has times of 0."""
     activations: StreamCycles
     weights: StreamCycles
     left: StreamCycles

@@ -16,7 +16,7 @@ from edgeflow.engine.chat.build import build_chat, chat_bytes
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.memory import SlotSize, memory_bytes, memory_need, read_long, remarks
 from edgeflow.ipc.chat_messages import LongSlots
-from edgeflow.lab.training.gate.writing import write_gate
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.models import memory_gate
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig

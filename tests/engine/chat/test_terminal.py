@@ -26,8 +26,8 @@ from edgeflow.engine.chat.terminal import (
 )
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.published import read_published

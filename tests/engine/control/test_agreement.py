@@ -21,9 +21,9 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.lab.gpu.order import Order
+from edgeflow.lab.gpu.section_order import Order
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting
 from edgeflow.lab.gpu.sections.token_checks import compared, tokens
-from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize, RandomTower, random_policy
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.session import Shift

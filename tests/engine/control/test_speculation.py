@@ -128,7 +128,7 @@ def test_an_answer_of_thirty_two_tokens(tmp_path_factory, shift: Shift):
     assert_exact(found, {FrameRef(0, 1, seq): each for seq, each in enumerate(right, start=1)})
 
 
-def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
+def test_a_right_guess_is_verified_in_the_prefill_pass(policy):
     frames = alike(policy, 6, seed=8, each=6)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
@@ -255,7 +255,7 @@ def test_attention_that_reads_places_is_known(policy):
 
 
 @pytest.mark.parametrize("samples", [1, 2, 6])
-def test_a_settled_frame_that_rides_one_pass_more_stays_in_its_slot(checkpoint, samples: int):
+def test_a_finished_frame_in_one_more_pass_stays_in_its_slot(checkpoint, samples: int):
     """It was launched before the host knew. With the longest prompt its rows lie after the last position."""
     table = built_in_table().forcing(packed_attention="masked")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)

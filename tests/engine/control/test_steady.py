@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.tracks import AGREEMENT_BINS, SteadyTokens
+from edgeflow.engine.control.records import AGREEMENT_BINS, SteadyTokens
 
 NEAR = (True, False)
 OPEN, CLOSED = 10, 200
@@ -21,7 +21,7 @@ def test_an_unverified_gripper_needs_a_second_frame():
     assert grips((OPEN, 2), (CLOSED, 1), (OPEN, 1), (CLOSED, 1), (CLOSED, 1)) == [OPEN, OPEN, OPEN, OPEN, CLOSED]
 
 
-def test_a_settled_gripper_changes_at_once():
+def test_a_verified_gripper_changes_at_once():
     assert grips((OPEN, 1), (CLOSED, 2), (OPEN, 2), (OPEN, 1)) == [OPEN, CLOSED, OPEN, OPEN]
 
 
@@ -37,7 +37,7 @@ def test_an_epoch_begins_with_its_own_first_frame():
 
 
 @given(st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(1, 2)), max_size=20))
-def test_displacements_pass_and_every_change_was_seen_twice_or_settled(frames: list[tuple[int, int, int]]):
+def test_displacements_pass_and_every_change_was_seen_twice_or_verified(frames: list[tuple[int, int, int]]):
     steady = SteadyTokens(NEAR)
     in_force = before = None
     for displacement, gripper, verified in frames:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.engine.drafts.verifier import accepted_of_chain, accepted_of_tree
-from edgeflow.kernels.kv.sees import DraftTrees
+from edgeflow.kernels.kv.visibility import DraftTrees
 
 CPU = torch.device("cpu")
 VOCABULARY = 5

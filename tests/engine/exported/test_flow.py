@@ -15,7 +15,7 @@ pytest.importorskip("onnx_ir")
 from edgeflow.engine.control.denoising import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.tokens import step_batches
-from edgeflow.lab.verify.policies.flow.runs import KeptSteps
+from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode

@@ -16,7 +16,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.lab.verify.policies.flow.runs import KeptSteps
+from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift

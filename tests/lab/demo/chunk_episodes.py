@@ -9,7 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.evaluate import run_in_lockstep
+from edgeflow.lab.demo.lockstep import run_in_lockstep
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import Image
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -22,14 +22,16 @@ Rows: TypeAlias = NDArray[np.floating]
 
 @dataclass(frozen=True, slots=True)
 class ChunkTiming:
-    """Timing of an episode. period: seconds per row. every: rows from one capture to the next. delay: rows from a
-    capture to its chunk's arrival, at most `every`. conditioned: a chunk is asked for with the rest of the one before.
-    """
+    """Timing of an episode."""
 
     period: float = 0.05
+    """Seconds per row."""
     every: int = 1
+    """Rows from one capture to the next."""
     delay: int = 0
+    """Rows from a capture to its chunk's arrival, at most `every`."""
     conditioned: bool = False
+    """A chunk is asked for with the rest of the one before."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay <= self.every or self.every < 1:
@@ -38,16 +40,16 @@ class ChunkTiming:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeFrame:
-    """A frame, and what comes with it.
-
-    state: `[7]`. left: `[n, 7]`, rows of the chunk being played from this moment on, of which the first `delay` are
-    played before the answer arrives; None = not conditioned.
-    """
+    """A frame, and what comes with it."""
 
     image: Image
     instruction: str
     state: Vector
+    """`[7]`."""
     left: Rows | None = None
+    """`[n, 7]`, rows of the chunk being played from this moment on, of which the first `delay` are played before the
+    answer arrives; None = not conditioned.
+    """
     delay: int = 0
 
 

@@ -8,8 +8,8 @@ import pytest
 from edgeflow.lab.demo.chat.batches import ASIDE, Batcher
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, DialogTurn, numbers
 from edgeflow.lab.demo.chat.questions import TOPICS
+from edgeflow.lab.demo.chat.robot_state import RobotState, SceneObject, StateSource, held_out_number
 from edgeflow.lab.demo.chat.small_talk import ABOUT_ITSELF, REFUSAL
-from edgeflow.lab.demo.chat.state import RobotState, SceneObject, StateSource, held_out_number
 from edgeflow.lab.demo.chat.tokenizer import SPECIAL, VOCAB, chat_text, train_tokenizer
 
 STATE = RobotState(

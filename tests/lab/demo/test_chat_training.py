@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.lab.demo.chat import loop
+from edgeflow.lab.demo.chat import trainer as loop
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogSource, DialogTurn
 from edgeflow.lab.demo.chat.evaluate import Answerer, ChatReport, grade, held_out_dialogs
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
-from edgeflow.lab.demo.chat.loop import ChatTrainer, ChatTrainingPlan, answer_loss, plan_for, rate_share, train_chat
 from edgeflow.lab.demo.chat.network import ChatNetwork, ChatSize
 from edgeflow.lab.demo.chat.tokenizer import chat_text, train_tokenizer
+from edgeflow.lab.demo.chat.trainer import ChatTrainer, ChatTrainingPlan, answer_loss, plan_for, rate_share, train_chat
 from edgeflow.models.chat import load_chat_model
 from edgeflow_client.errors import ConfigError
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.evaluate import EpisodeCondition, Timing, measure, without
+from edgeflow.lab.demo.lockstep import EpisodeCondition, Timing, measure, without
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, EpisodeCondition, measure
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS, EpisodeCondition, measure
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import PHRASES

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from edgeflow.lab.demo.command import RunView, _frame_hz
-from edgeflow.lab.demo.driver import FRAME_HZ, RobotRun, RunPlan, RunProgress
 from edgeflow.lab.demo.recording import CommandedFrame, RunRecorder
 from edgeflow.lab.demo.report import conditions, result_table, verdict, write_folder
+from edgeflow.lab.demo.robot_run import FRAME_HZ, RobotRun, RunPlan, RunProgress
 from edgeflow.lab.demo.service_process import ServiceProcess
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.errors import StartError

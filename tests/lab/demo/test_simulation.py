@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.evaluate import run_episode
+from edgeflow.lab.demo.lockstep import run_episode
 from edgeflow.lab.demo.world.expert import Expert, action_goal, expert_action
 from edgeflow.lab.demo.world.layout import HANDLES, sample_layout
 from edgeflow.lab.demo.world.robot import MAX_SPEED

@@ -6,15 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.lab.demo.evaluate import run_episode
+from edgeflow.lab.demo.lockstep import run_episode
 from edgeflow.lab.demo.training.actions import HIGH, LOW, bin_centres, ids_of, scaled, soft_targets
 from edgeflow.lab.demo.training.batches import BRANCHES, draw_batch, make_prompts
 from edgeflow.lab.demo.training.data import CHUNK, make_dataset
-from edgeflow.lab.demo.training.loop import TokenTrainer, TrainingPlan, plan_for, train_demo
 from edgeflow.lab.demo.training.losses import TrainingHeads, block_mask, language_loss
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork
 from edgeflow.lab.demo.training.states import label, sample_state
 from edgeflow.lab.demo.training.tokenizer import prompt_ids, train_tokenizer
+from edgeflow.lab.demo.training.trainer import TokenTrainer, TrainingPlan, plan_for, train_demo
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome

@@ -9,8 +9,8 @@ import pytest
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.policy import Footprint
-from edgeflow.lab.gpu.order import Order
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_order import Order
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.worker.build import kv_need
 from tests.engine.recorded import record

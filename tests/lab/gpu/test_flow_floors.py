@@ -15,7 +15,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.sections.flow_speed import flow_passes
 from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, stacks, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
-from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
+from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")

@@ -17,7 +17,8 @@ from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.bars import figures
-from edgeflow.lab.gpu.order import Order
+from edgeflow.lab.gpu.section_order import Order
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting
 from edgeflow.lab.gpu.sections import chat_speed, draft_speed, policy_speed, token_checks
 from edgeflow.lab.gpu.sections import int4 as int4_section
 from edgeflow.lab.gpu.sections.chat_speed import chat
@@ -25,7 +26,6 @@ from edgeflow.lab.gpu.sections.draft_speed import drafts
 from edgeflow.lab.gpu.sections.int4 import int4
 from edgeflow.lab.gpu.sections.policy_speed import policy
 from edgeflow.lab.gpu.sections.token_checks import tokens
-from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS
 from tests.engine.recorded import record
 

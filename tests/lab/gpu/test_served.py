@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from edgeflow.lab.gpu.order import LEFT_OUT, Order
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Order
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.sections import recorded_outputs, served
-from edgeflow.lab.gpu.setting import OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.random_policy import (
     SERVED,
     SIZES,

@@ -10,8 +10,8 @@ from time import monotonic
 
 import pytest
 
-from edgeflow.lab.gpu import order
-from edgeflow.lab.gpu.order import SECTIONS, SIZES, TOTAL_S, end_of
+from edgeflow.lab.gpu import section_order as order
+from edgeflow.lab.gpu.section_order import SECTIONS, SIZES, TOTAL_S, end_of
 from edgeflow.lab.gpu.subjects.random_policy import SIZES as SHAPES
 from edgeflow.lab.gpu.suite import FEWEST_S, MINUTES, SPARE_S
 
@@ -30,7 +30,7 @@ def test_all_sections_fit_one_call_of_ten_minutes():
 def test_a_section_that_does_not_fit_is_refused_at_import():
     longer = inspect.getsource(order).replace('"facts": 12.0', '"facts": 12.5')
     with pytest.raises(ValueError, match=r"shares are 570.5 s, at most 570 s fit"):
-        exec(compile(longer, "order.py", "exec"), {"__name__": "edgeflow.lab.gpu.order"})
+        exec(compile(longer, "order.py", "exec"), {"__name__": "edgeflow.lab.gpu.section_order"})
 
 
 def test_sections_that_take_all_they_may_end_in_time():

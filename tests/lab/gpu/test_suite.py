@@ -14,8 +14,9 @@ from time import monotonic
 import pytest
 import torch
 
-from edgeflow.lab.gpu import child, device, suite
-from edgeflow.lab.gpu.order import LEFT_OUT, SECTIONS, Order
+from edgeflow.lab.gpu import device, suite
+from edgeflow.lab.gpu import section_process as child
+from edgeflow.lab.gpu.section_order import LEFT_OUT, SECTIONS, Order
 from edgeflow.lab.gpu.sections import (
     chat_speed,
     int4,

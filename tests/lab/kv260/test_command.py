@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.lab.kv260.file import write_macro
+from edgeflow.lab.kv260.macro_file import write_macro
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.lab.kv260.checkpoint import CONFIG, write_awq_checkpoint
 

@@ -12,7 +12,6 @@ from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
-from edgeflow.lab.kv260.file import write_macro
 from edgeflow.lab.kv260.hybrid import (
     ACCELERATED,
     BACKENDS,
@@ -25,6 +24,7 @@ from edgeflow.lab.kv260.hybrid import (
     hybrid_table,
     load_hybrid,
 )
+from edgeflow.lab.kv260.macro_file import write_macro
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_weight
 from tests.lab.kv260.checkpoint import write_awq_checkpoint

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow.lab.kv260.file import open_macro
+from edgeflow.lab.kv260.macro_file import open_macro
 from edgeflow.lab.quantize.search.block import LINEARS
 from edgeflow.models.chat import load_chat_model
 from edgeflow_client.errors import CheckpointError, ConfigError

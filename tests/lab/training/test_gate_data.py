@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.lab.training.gate.examples import Example
-from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
 from edgeflow.lab.training.gate.run import Epochs
+from edgeflow.lab.training.gate.text_files import GateData, Line, ModelText
 from edgeflow.models.memory_gate import GateRules
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer

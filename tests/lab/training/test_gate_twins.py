@@ -13,9 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole import Whole, run_whole
-from edgeflow.lab.training.gate.writing import write_gate
+from edgeflow.lab.training.gate.whole_texts import Whole, run_whole
 from edgeflow.lab.verify.gate_streaming import GateMemory, GatePass, StreamingTwin
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig

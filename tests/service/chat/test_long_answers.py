@@ -15,8 +15,8 @@ import httpx
 import pytest
 import torch
 
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.memory_gate import MemoryGate, base_fingerprint, gate_header
 from edgeflow.models.published import read_published

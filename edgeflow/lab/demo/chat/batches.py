@@ -1,4 +1,4 @@
-"""Turns conversations into rows of tokens; only the answers are trained on."""
+"""Conversations as rows of tokens; only the answers are trained on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Batcher:
         return [self.pack(dialogs[first : first + rows]) for first in range(0, len(dialogs), rows)]
 
     def pack(self, dialogs: Sequence[Dialog]) -> ChatBatch:
-        """Pack one conversation per row, padded at the end."""
+        """Pack one conversation per row, with padding at the end."""
         texts = [chat_text(dialog.messages(len(dialog.turns))) for dialog in dialogs]
         rows = [list(each.ids) for each in self._tokenizer.encode_batch(texts)]
         length = max(map(len, rows))

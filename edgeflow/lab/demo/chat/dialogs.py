@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from edgeflow.lab.demo.chat.questions import TOPICS
+from edgeflow.lab.demo.chat.robot_state import MAX_OBJECTS, RobotState, StateSource, held_out_number
 from edgeflow.lab.demo.chat.small_talk import NO_STATE, SYSTEMS, SmallTalk, held_out
-from edgeflow.lab.demo.chat.state import MAX_OBJECTS, RobotState, StateSource, held_out_number
 
 LEADS: Final = ("", "", "", "", "Please: ", "One question: ", "Next: ", "Now tell me: ", "Robot: ")
 WITHOUT_STATE: Final = 0.08  # share of conversations
-OFF_TOPIC: Final = 0.08  # share of questions where there is a state
-SLOPPY: Final = 0.15  # share of questions without capitals or without the last sign
+OFF_TOPIC: Final = 0.08  # share of questions, where there is a state
+SLOPPY: Final = 0.15  # share of questions without capitals or without the last punctuation mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class DialogTurn:
     question: str
     answer: str
     topic: str
-    """"talk" for questions no state answers."""
+    """The topic; "talk" for questions that no state answers."""
     follow_up: bool = False
-    """Needs the previous turn."""
+    """True if the question needs the previous turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Dialog:
     opening: str
     """The system message."""
     report: str
-    """Text before the first question; "" for none."""
+    """Text before the first question; may be ""."""
     turns: tuple[DialogTurn, ...]
 
     def asked(self, turn: int) -> str:
@@ -53,12 +53,15 @@ class Dialog:
 
 
 class DialogSource:
-    """Draws conversations; the same seed gives the same ones.
+    """Generates conversations; the same seed gives the same ones.
 
-    held_out: False for training. True draws questions that training never shows: each combines a wording and a subject
-    that are held out together, and half of the numbers in the states are held out too. recite: begin by repeating the
-    whole state, the exercise that teaches copying. near_misses: share of questions about an object of which only the
-    colour exists, in addition to those that occur by chance.
+    held_out: False for training. True generates questions that training never shows: each combines a wording and a
+    subject that are held out together, and half of the numbers in the states are held out too.
+
+    recite: start by repeating the whole state, the exercise that teaches copying.
+
+    near_misses: share of questions about an object of which only the colour exists, in addition to those that occur by
+    chance.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class DialogSource:
     def _question(
         self, state: RobotState, name: str, phrasings: tuple[str, ...], follow_up: bool = False
     ) -> DialogTurn:
-        """A question of the topic, or of another one where the state allows none."""
+        """A question on the topic, or on another topic if the state does not allow one."""
         for _ in range(20):
             found = TOPICS[name].find(state, self._states)
             if found is None:
@@ -115,7 +118,7 @@ class DialogSource:
         return self._turn(state, [])
 
     def _fresh(self, answer: str) -> bool:
-        """True when the answer is suitable: a held-out answer with numbers has one that training never shows."""
+        """True if the answer is suitable: a held-out answer with numbers must have one that training never shows."""
         return not self._held_out or not numbers(answer) or any(map(held_out_number, numbers(answer)))
 
     def _stateless(self) -> DialogTurn:

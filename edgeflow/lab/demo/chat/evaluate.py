@@ -26,7 +26,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 QUESTIONS: Final = 500
-NEEDED: Final = 0.98  # exact match, below which the model is not shipped
+NEEDED: Final = 0.98  # exact match below which the model is not released
 HELD_OUT_SEED: Final = "held out"
 CAPACITY: Final = 1024
 _CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 160, 4
@@ -34,7 +34,7 @@ _CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 160, 4
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """One question with both answers."""
+    """A question with the expected and the given answer."""
 
     topic: str
     question: str
@@ -98,7 +98,7 @@ def held_out_dialogs(questions: int, seed: str = HELD_OUT_SEED) -> Iterator[Dial
 
 
 def grade(answer: Callable[[list[dict[str, str]]], str], dialog: Dialog) -> Iterator[Graded]:
-    """Ask all turns in order; the conversation goes on from the answers that were given."""
+    """Ask all turns in order; the conversation continues from the answers that the model gave."""
     said: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
     for index, turn in enumerate(dialog.turns):
         said.append({"role": "user", "content": dialog.asked(index)})
@@ -127,7 +127,7 @@ def evaluate_chat(
 
 
 def eval_chat_command(model: str, questions: int, seed: str, *, kv: KVName, lookup: bool, as_json: bool) -> int:
-    """Print the results; exit code 1 when too few answers are exact for the model to be shipped."""
+    """Print the results; exit code 1 if too few answers are exact for a release."""
     with reporting(Console(stderr=True)) as report:
         result = evaluate_chat(
             resolve_model(model, chat=True),

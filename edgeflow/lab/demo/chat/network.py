@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 EPS: Final = 1e-6
 BLOCK: Final = 256  # rows of attention computed together
-NOTE, MATCH, PASS = 0.2, 1.5, 0.3  # strengths of the wired heads
+NOTE, MATCH, PASS = 0.2, 1.5, 0.3  # strengths of the hand-set heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +160,7 @@ def _turned(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def wire_copying(network: ChatNetwork) -> None:
-    """Initialise heads that copy, since training takes long to find them.
+    """Initialise heads that copy, because training takes long to find them.
 
     Head h of the first layer stores the token h rows back. Head h of the second attends to rows whose token h + 1 rows
     back equals this row's token h rows back, and outputs that row's token: together they continue a repetition.

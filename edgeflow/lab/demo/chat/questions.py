@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from edgeflow.lab.demo.chat.state import COLOURS, MODES, SHAPES, RobotState, SceneObject, StateSource, place_text
+from edgeflow.lab.demo.chat.robot_state import COLOURS, MODES, SHAPES, RobotState, SceneObject, StateSource, place_text
 
 NO_OBJECTS: Final = "There are no objects."
 
@@ -28,9 +28,9 @@ class Topic:
 
     phrasings: tuple[str, ...]
     find: Callable[[RobotState, StateSource], FilledPhrasing | None]
-    """Returns None where the state allows no such question."""
+    """Returns None if the state allows no such question."""
     again: str = ""
-    """Phrasings of a follow-up about another subject, if any."""
+    """Phrasings of a follow-up about another subject, if there are any."""
 
 
 def _name(state: RobotState, source: StateSource) -> str:
@@ -110,7 +110,7 @@ def _yes(right: bool) -> str:
 def _item(
     item: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
 ) -> Callable[[RobotState, StateSource], FilledPhrasing]:
-    """A topic answered by one item of the report, which may be missing."""
+    """A topic that one item of the report answers; the item may be missing."""
 
     def find(state: RobotState, source: StateSource) -> FilledPhrasing:
         missing = f"The state does not give the {item}."

@@ -1,4 +1,4 @@
-"""Questions that no state answers, such as greetings and who the model is, with what it says about itself."""
+"""Questions that no state answers, such as greetings and questions about the model, with their answers."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def corpus() -> list[str]:
 
 
 class SmallTalk:
-    """Draws questions that no state answers, with their answers."""
+    """Generates questions that no state answers, with their answers."""
 
     def __init__(self, rng: random.Random, *, held_out: bool) -> None:
         self._rng = rng
         self._held_out = held_out
 
     def draw(self) -> tuple[str, str]:
-        """Draw a question and its answer. Questions about the model have few wordings, all of them trained on."""
+        """Generate a question and its answer. Questions about the model have few wordings, all of them trained on."""
         if self._rng.random() < 0.35:
             answer = self._rng.choice(list(ABOUT_ITSELF))
             return self._rng.choice(ABOUT_ITSELF[answer]), answer
@@ -118,7 +118,7 @@ class SmallTalk:
         return " ".join(self._word() for _ in range(self._rng.randint(1, 6)))
 
     def _word(self) -> str:
-        """A made-up word, mostly in no language."""
+        """A made-up word, usually not a word of any language."""
         return "".join(self._rng.choice(_LETTERS) for _ in range(self._rng.randint(2, 9)))
 
     @staticmethod

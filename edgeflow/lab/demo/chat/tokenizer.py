@@ -33,12 +33,12 @@ TEMPLATE: Final = (
 
 
 def chat_text(messages: list[dict[str, str]]) -> str:
-    """The text that TEMPLATE renders from messages, written out because training needs it fast."""
+    """The text that TEMPLATE renders from messages, written out because training renders many."""
     return "".join(f"{START}{message['role']}\n{message['content']}{END}\n" for message in messages)
 
 
 def train_tokenizer(seed: int) -> Tokenizer:
-    """Train a tokenizer of VOCAB ids on generated conversations; it can encode any text, in bytes if need be."""
+    """Train a tokenizer of VOCAB ids on generated conversations; it can encode any text, byte by byte if necessary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

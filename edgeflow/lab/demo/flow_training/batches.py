@@ -22,8 +22,8 @@ EPS: Final = 1e-8  # added to a deviation before it divides, as published
 class FlowBatch(Batch):
     """A batch whose answers are whole motions to the grasp, each in one row.
 
-    With states `[B, S]` normalised and padded, and per branch: chunks `[B, N, C, A]` normalised and padded, kept
-    `[B, N]`, how many of their first rows are those of a chunk before.
+    With states `[B, S]` normalised and padded, and per branch: chunks `[B, N, C, A]` normalised and padded, and kept
+    `[B, N]`, the number of first rows that come from an earlier chunk.
     """
 
     states: Tensor
@@ -73,7 +73,7 @@ def draw_flow_batch(
     rng: np.random.Generator,
     continuing: bool = False,
 ) -> FlowBatch:
-    """Draw a random batch of shape (frames, instructions per frame); all its instructions use one phrase.
+    """A random batch of shape (frames, instructions per frame); all its instructions use one phrase.
 
     continuing: most chunks continue another one.
     """

@@ -15,7 +15,7 @@ from edgeflow.lab.demo.world.robot import GRIPPER_TIME, MAX_SPEED, MAX_TURN
 from edgeflow_client.pose import Vector
 
 STEP_S: Final = 0.05  # seconds per row
-REOPEN_ROWS: Final = 6  # enough to open while the chunk before is still played
+REOPEN_ROWS: Final = 6  # enough to open while the previous chunk is still in execution
 HALF_CLOSED: Final = 0.5  # aperture at which the simulation judges a grasp
 _TINY: Final = 1e-12
 
@@ -27,14 +27,14 @@ class ChunkLabels:
     chunks: NDArray[np.float32]
     """`[N, HANDLES, rows, 7]`."""
     goals: NDArray[np.float32]
-    """`[N, HANDLES, 7]`, the whole motion in one row, and the gripper's first."""
+    """`[N, HANDLES, 7]`, the whole motion in one row, with the gripper command of the first row."""
     states: NDArray[np.float32]
     """`[N, 7]`, the arm's proprioception."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """Mean and standard deviation `[7]` of each number."""
+    """Mean and standard deviation `[7]` of each dimension."""
 
     mean: Vector
     std: Vector
@@ -60,9 +60,9 @@ def label_all(data: FlowDataset, rows: int) -> ChunkLabels:
 def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int) -> Vector:
     """The expert's next `rows` steps of 50 ms `[..., rows, 7]` from tool poses to grasp poses, both `[..., 7]`.
 
-    A row is the displacement and rotation vector of its step, in the tool's frame as the step begins, at the arm's
-    limits of speed, and the gripper, closed from where the expert closes it. A gripper that is more than half closed
-    (aperture `[...]` below 0.5) has closed on nothing: it opens for REOPEN_ROWS first.
+    A row is the displacement and rotation vector of its step, in the tool's frame at the start of the step and within
+    the arm's speed limits, and the gripper, which closes when the expert closes it. A gripper that is more than half
+    closed (aperture `[...]` below 0.5) has missed: it opens for REOPEN_ROWS first.
     """
     left, turn = _left(tool, grasp)
     far, angle = (np.linalg.norm(each, axis=-1)[..., None] for each in (left, turn))
@@ -81,10 +81,10 @@ def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], r
 def continued_chunks(
     tool: Vector, grasp: Vector, aperture: NDArray[np.floating], given: Vector, count: NDArray[np.int64]
 ) -> Vector:
-    """Chunks `[N, rows, 7]` that begin with the first `count` `[N]` rows of `given` `[N, rows, 7]`.
+    """Chunks `[N, rows, 7]` that start with the first `count` `[N]` rows of `given` `[N, rows, 7]`.
 
-    The rest is the expert's motion from where those lead: tool poses `[N, 7]` and apertures `[N]` now, grasp poses
-    `[N, 7]`.
+    The rest is the expert's motion from where those rows lead: tool poses `[N, 7]` and apertures `[N]` now, grasp
+    poses `[N, 7]`.
     """
     rows, position, quaternion = given.shape[1], tool[:, :3], tool[:, 3:]
     aperture = np.asarray(aperture, np.float64)
@@ -107,7 +107,7 @@ def displaced(tool: Vector, metres: Vector, radians: Vector) -> Vector:
 
 
 def _left(tool: Vector, grasp: Vector) -> tuple[Vector, Vector]:
-    """Displacement and rotation vector `[..., 3]` from tool to grasp poses, in the tools' frames."""
+    """The remaining displacement and rotation vector `[..., 3]` from tool to grasp poses, in the tools' frames."""
     back = _conjugate(tool[..., 3:])
     return _rotate(back, grasp[..., :3] - tool[..., :3]), _rotvecs(_multiply(back, grasp[..., 3:]))
 
@@ -138,20 +138,22 @@ def _quaternions(rotvec: Vector) -> Vector:
     return np.concatenate([np.cos(angle / 2.0), np.sin(angle / 2.0) * rotvec / np.maximum(angle, _TINY)], axis=-1)
 
 
-MOST_DELAY: Final = 6  # rows that are kept
-FRESH_SHARE: Final = 0.15  # of the chunks keep none
-_METRES: Final = (0.001, 0.02)  # spread of the goal of the chunk before, log-uniform
+MOST_DELAY: Final = 6  # rows to keep
+FRESH_SHARE: Final = 0.15  # share of the chunks that keep none
+_METRES: Final = (0.001, 0.02)  # spread of the goal of the previous chunk, log-uniform
 _RADIANS: Final = (0.01, 0.12)
 
 
 def draw_continued(
     tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Chunks `[N, rows, 7]` from tool to grasp poses `[N, 7]`, and `[N]`, how many of their first rows are kept ones.
+    """Chunks `[N, rows, 7]` from tool to grasp poses `[N, 7]`, and the number of first rows that each must keep `[N]`.
 
-    Training for real-time chunking (arXiv 2512.05964): an answer begins with rows of the chunk in execution, which it
-    must keep. They are the expert's motion to a goal nearby, since an older frame does not show quite where the goal
-    is; the rows after them make up for it. aperture: `[N]`.
+    Training for real-time chunking (arXiv 2512.05964): an answer starts with rows of the chunk in execution, which it
+    must keep. Here they are the expert's motion to a goal nearby, since an older frame shows the goal with an error;
+    the rows after them correct for it.
+
+    aperture: `[N]`.
     """
     size = len(tool)
     scale = rng.uniform(size=(size, 1))

@@ -15,7 +15,7 @@ from edgeflow.lab.demo.training.states import label
 from edgeflow.lab.demo.world.layout import HANDLES
 from edgeflow_client.pose import Pose
 
-OPEN_SHARE: Final = 0.85  # of the states; in the others the gripper is somewhere between open and closed
+OPEN_SHARE: Final = 0.85  # share of the states; in the others the gripper is between open and closed
 COLUMNS: Final[Columns] = {
     **SCENE_COLUMNS,
     "tool": ((7,), "float64"),
@@ -26,8 +26,9 @@ COLUMNS: Final[Columns] = {
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class FlowDataset(SceneData):
-    """Rendered states with tool `[N, 7]`, its pose (position, quaternion), aperture `[N]`, and per handle grasps
-    `[N, 3, 7]`, the poses from which the gripper closes."""
+    """Rendered states. tool `[N, 7]` is its pose (position, quaternion); aperture `[N]`; per handle, grasps `[N, 3,
+    7]` are the poses in which the gripper closes.
+    """
 
     tool: NDArray[np.float64]
     aperture: NDArray[np.float32]
@@ -37,16 +38,16 @@ class FlowDataset(SceneData):
 def make_flow_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> FlowDataset:
-    """Render those of `count` states (rounded up to whole chunks) that are missing; read all into memory."""
+    """Render the missing ones of `count` states (rounded up to whole chunks); read all into memory."""
     render(folder, count, seed, advance, columns=COLUMNS, studio=FlowStudio, workers=workers)
     return FlowDataset(**read_columns(folder, COLUMNS))
 
 
 class FlowStudio(Studio):
-    """Draws states, with the gripper at a random aperture in some, and renders them."""
+    """Samples states, some with the gripper at a random aperture, and renders them."""
 
     def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw one row of the data set, by column."""
+        """Sample and render one row of the data set, by column."""
         state = self._pose(rng)
         aperture = 1.0 if rng.uniform() < OPEN_SHARE else float(rng.uniform())
         self._arm.teleport(state.tool, aperture)

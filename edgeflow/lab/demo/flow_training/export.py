@@ -25,7 +25,7 @@ CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_DELAY}
 TOKENS: Final = 16  # ids a prompt is padded to
 STATE, IMAGE, ACTION = "observation.state", f"observation.images.{POLICY_CAMERA}", "action"
 _NORM_MAP: Final = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
-_HEADROOM: Final = 1.5  # limits of a row, in the most that the arm moves in a step
+_HEADROOM: Final = 1.5  # limits of a row, as multiples of the arm's largest motion per step
 _BEFORE: Final = "policy_preprocessor_step_5_normalizer_processor.safetensors"
 _AFTER: Final = "policy_postprocessor_step_0_unnormalizer_processor.safetensors"
 
@@ -45,7 +45,7 @@ def write_flow_checkpoint(
     statistics = {**_statistics(STATE, normaliser.state), **_statistics(ACTION, normaliser.action)}
     for name in (_BEFORE, _AFTER):
         _save(statistics, folder / name)
-    head = {"vlm_with_expert.vlm.lm_head.weight": torch.zeros(size.vocab, size.width)}  # of the layout; never read
+    head = {"vlm_with_expert.vlm.lm_head.weight": torch.zeros(size.vocab, size.width)}  # part of the layout; never read
     weights = {**network.state_dict(), **head}
     _save(
         {f"model.{name}": weight.cpu().to(torch.bfloat16) for name, weight in weights.items()},
@@ -109,7 +109,7 @@ def _config(size: FlowSize) -> dict[str, Any]:
 
 
 def _robot() -> dict[str, Any]:
-    """The facts about the robot that a service needs and the published files do not state."""
+    """The facts about the robot that a service needs and that the published files do not state."""
     most = _HEADROOM * STEP_S
     high = [most * MAX_SPEED] * 3 + [most * MAX_TURN] * 3 + [1.0]
     return {

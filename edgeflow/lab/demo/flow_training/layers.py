@@ -25,7 +25,7 @@ class FlowSize:
     vision_heads: int = 6
     vision_mlp: int = 768
     scale_factor: int = 1
-    """Patches per side that one image token stands for."""
+    """Patches per side of the square that becomes one image token."""
     width: int = 128
     layers: int = 6
     heads: int = 4
@@ -35,7 +35,7 @@ class FlowSize:
     vocab: int = 512
     expert_multiplier: float = 0.75
     chunk: int = 16
-    """Rows of 50 ms."""
+    """Rows per chunk, 50 ms each."""
     state: int = 8
     action: int = 8
     """Both: padded widths."""
@@ -57,12 +57,12 @@ class FlowSize:
         return -(-int(2 * 4 * self.expert_width / 3) // _MLP_MULTIPLE) * _MLP_MULTIPLE
 
 
-_EPS, TEXT_EPS = 1e-6, 1e-5  # of the tower's and of the language model's norms
-_WAVELENGTH = 10_000.0  # the longest of the positions' rotations
+_EPS, TEXT_EPS = 1e-6, 1e-5  # of the tower's norms and of the language model's norms
+_WAVELENGTH = 10_000.0  # the longest wavelength of the rotary positions
 Turn = tuple[Tensor, Tensor]
 
 
-class Parts(nn.Module):
+class NamedModules(nn.Module):
     """Modules by their names in the checkpoint."""
 
     def __init__(self, **parts: nn.Module) -> None:
@@ -121,7 +121,7 @@ class VisionModel(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         self.embeddings = VisionEmbeddings(size)
-        self.encoder = Parts(layers=nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers)))
+        self.encoder = NamedModules(layers=nn.ModuleList(VisionLayer(size) for _ in range(size.vision_layers)))
         self.post_layernorm = nn.LayerNorm(size.vision_width, eps=_EPS)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -141,13 +141,15 @@ def pixel_shuffle(patches: Tensor, scale: int) -> Tensor:
 
 
 class FlowLayer(nn.Module):
-    """A layer of the language model, or the base of the expert's. keys: the width from which keys and values are
-    projected."""
+    """A layer of the language model, or the base of an expert layer.
+
+    keys: the width from which keys and values are projected.
+    """
 
     def __init__(self, size: FlowSize, width: int, mlp: int, keys: int) -> None:
         super().__init__()
         inner, outer = size.heads * size.head_dim, size.kv_heads * size.head_dim
-        self.self_attn = Parts(
+        self.self_attn = NamedModules(
             q_proj=nn.Linear(width, inner, bias=False),
             o_proj=nn.Linear(inner, width, bias=False),
             k_proj=nn.Linear(keys, outer, bias=False),
@@ -158,7 +160,7 @@ class FlowLayer(nn.Module):
         self._heads, self._kv_heads = size.heads, size.kv_heads
 
     def heads_of(self, x: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `[B, H, L, D]`, and keys and values `[B, G, L, D]`, of x `[B, L, E]`; positions are applied."""
+        """Queries `[B, H, L, D]`, and keys and values `[B, G, L, D]`, of x `[B, L, E]`, with positions applied."""
         own, x = self.self_attn, self.input_layernorm(x)
         joint = F.linear(x, torch.cat([own.q_proj.weight, own.k_proj.weight, own.v_proj.weight]))
         heads = joint.view(*x.shape[:2], self._heads + 2 * self._kv_heads, -1).transpose(1, 2)
@@ -166,9 +168,10 @@ class FlowLayer(nn.Module):
         return turned(q, turn), turned(k, turn), v
 
     def finish(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        """The layer's output `[B, L, E]`. mask: broadcast to `[B, G, L, keys]`, 0 where a query may see, else -inf.
+        """The layer's output `[B, L, E]`.
 
-        The queries of a group are rows of one product, since they share its keys.
+        mask: broadcast to `[B, G, L, keys]`, 0 where a query may see, otherwise -inf. The queries of a group are rows
+        of one product, since they share its keys.
         """
         b, _, n, d = q.shape
         grouped = q.reshape(b, self._kv_heads, -1, d)
@@ -179,8 +182,11 @@ class FlowLayer(nn.Module):
 
 
 class ExpertLayer(FlowLayer):
-    """A layer of the expert. crossing: its keys and values are projections of the language model's, and of no others;
-    else they are its own, beside the language model's."""
+    """A layer of the expert.
+
+    crossing: its keys and values are projections of the language model's only; otherwise it has its own, next to the
+    language model's.
+    """
 
     def __init__(self, size: FlowSize, *, crossing: bool) -> None:
         keys = size.kv_heads * size.head_dim if crossing else size.expert_width
@@ -197,7 +203,7 @@ class ExpertLayer(FlowLayer):
         return self.finish(x, turned(q, turn), keys, values, mask)
 
     def _projected(self, projection: nn.Module, heads: Tensor) -> Tensor:
-        """All heads of a token `[B, G, P, D]` together through a projection."""
+        """Project all heads of a token `[B, G, P, D]` together."""
         out: Tensor = projection(heads.transpose(1, 2).flatten(2))
         return out.view(*out.shape[:2], self._kv_heads, -1).transpose(1, 2)
 
@@ -205,7 +211,7 @@ class ExpertLayer(FlowLayer):
 def attended(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention `[..., L, D]` of queries `[..., L, D]` to keys and values `[..., K, D]`.
 
-    Written out: torch's own is several times slower at going backwards over sequences this short.
+    Written out: for sequences this short the backward pass of torch's operator is several times slower.
     """
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:

@@ -17,15 +17,16 @@ from edgeflow.lab.demo.training.losses import Locator, patch_of, regression_loss
 from edgeflow.lab.demo.training.network import TowerDimensions
 
 DRAWS: Final = 2  # noises and times per chunk
-EXPERT_DRAWS: Final = 4  # while the expert alone is trained, which costs little beside the prefix
-_POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
+EXPERT_DRAWS: Final = 4  # while only the expert is trained, which costs little compared with the prefix
+_POINTING_LAYER: Final = 2  # the layer of the language model in which one head learns where to look
 _LOOKING_WEIGHT, _REGRESSION_WEIGHT, _SUM_WEIGHT = 0.5, 1.0, 2.0
 _TIME_POWER, _LEAST_TIME = 1.0 / 1.5, 1e-3  # times as published: Beta(1.5, 1), away from 0
 
 
 class FlowHeads(Locator):
-    """Auxiliary outputs, discarded after training: the locator's, and the whole motion to the grasp, regressed from the
-    last layer's input at the state's token."""
+    """Auxiliary outputs, discarded after training: the locator's, and the whole motion to the grasp, regressed from
+    the input of the last layer at the state's token.
+    """
 
     def __init__(self, size: FlowSize) -> None:
         super().__init__(size.width)
@@ -39,12 +40,12 @@ class FlowLoss:
     flow: Tensor
     """Mean squared error of the velocity."""
     sums: Tensor
-    """The sums of the motion that a chunk adds up to."""
+    """Loss of the motion that a chunk adds up to."""
     regression: Tensor
     looking: Tensor
-    """Both: auxiliary."""
+    """Both: auxiliary losses."""
     off_m: Tensor
-    """Mean distance between where predicted and expert's chunks end, metres."""
+    """Mean distance in metres between the ends of predicted and expert chunks."""
 
     @property
     def total(self) -> Tensor:
@@ -66,8 +67,10 @@ def flow_loss(
     normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> FlowLoss:
-    """The loss of all instructions of all images. Images and text see each other, so each instruction has a
-    separate prefix; its DRAWS noisy chunks share that."""
+    """The loss of all instructions of all images.
+
+    Images and text see each other, so each instruction has a separate prefix, which its DRAWS noisy chunks share.
+    """
     branches = batch.ids.shape[1]
     tokens, states = (each.repeat_interleave(branches, dim=0) for each in (image_tokens, batch.states))
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), states)
@@ -79,7 +82,7 @@ def flow_loss(
 def expert_loss(
     network: TrainedFlowNetwork, batch: FlowBatch, *, normaliser: BatchNormaliser, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """The loss of only the expert, and off_m as in FlowLoss: nothing is learned by what computes the prefix."""
+    """The loss of only the expert, and off_m as in FlowLoss; the modules that compute the prefix do not learn."""
     branches = batch.ids.shape[1]
     with torch.no_grad():
         tokens, states = (
@@ -99,7 +102,7 @@ def _chunk_losses(
     normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """flow, sums and off_m of FlowLoss. Rows that a chunk keeps are clean, at time 0, and nothing is asked of them."""
+    """The terms flow, sums and off_m of FlowLoss. Rows that a chunk keeps are clean, at time 0, and have no loss."""
     chunks = batch.chunks.flatten(0, 1)[:, None].expand(-1, draws, -1, -1)
     noise = torch.randn(chunks.shape, generator=generator).to(chunks.device)
     time = _draw_times(len(chunks), draws, generator).to(chunks.device)[..., None]
@@ -115,15 +118,16 @@ def _chunk_losses(
 
 
 def _draw_times(count: int, draws: int, generator: torch.Generator) -> Tensor:
-    """Times `[count, draws]` from 0 to 1, one of each row from each of `draws` equal shares of the distribution."""
+    """Times `[count, draws]` from 0 to 1; each row has one from each of `draws` equal shares of the distribution."""
     share = (torch.arange(draws) + torch.rand(count, draws, generator=generator)) / draws
     return share**_TIME_POWER * (1.0 - _LEAST_TIME) + _LEAST_TIME
 
 
 def _sum_loss(error: Tensor, normaliser: BatchNormaliser) -> tuple[Tensor, Tensor]:
-    """Loss of where the rows lead, from the error `[..., C, A]` of clean chunks; and the distance at the end, metres.
+    """Loss of where the rows lead, from the error `[..., C, A]` of clean chunks; and the distance at the end in
+    metres.
 
-    The sum neglects that later rows are turned by earlier ones.
+    The sum neglects that earlier rows turn later ones.
     """
     std = torch.from_numpy(normaliser.action.std).float().to(error.device)[:6]
     drift = (error[..., :6] * std).cumsum(dim=-2)
@@ -133,7 +137,7 @@ def _sum_loss(error: Tensor, normaliser: BatchNormaliser) -> tuple[Tensor, Tenso
 
 
 def _looking_loss(network: TrainedFlowNetwork, prefix: Prefix, batch: FlowBatch) -> Tensor:
-    """From the name on, the first head of the pointing layer is trained to look at the named handle."""
+    """From the name on, the first head of the pointing layer learns to look at the named handle."""
     size = network.size
     layer = network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER]
     first = size.image_tokens + batch.named

@@ -17,7 +17,7 @@ from edgeflow.lab.demo.flow_training.layers import (
     ExpertLayer,
     FlowLayer,
     FlowSize,
-    Parts,
+    NamedModules,
     VisionModel,
     pixel_shuffle,
     turn_of,
@@ -29,7 +29,7 @@ class Connector(nn.Module):
     def __init__(self, size: FlowSize) -> None:
         super().__init__()
         proj = nn.Linear(size.vision_width * size.scale_factor**2, size.width, bias=False)
-        self.modality_projection, self._scale = Parts(proj=proj), size.scale_factor
+        self.modality_projection, self._scale = NamedModules(proj=proj), size.scale_factor
 
     def forward(self, patches: Tensor) -> Tensor:
         out: Tensor = self.modality_projection.proj(pixel_shuffle(patches, self._scale))
@@ -38,14 +38,14 @@ class Connector(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """The prefix of a batch, computed."""
+    """The computed prefix of a batch."""
 
     layers: tuple[tuple[Tensor, Tensor], ...]
     """Keys (with their positions) and values `[B, G, P, D]` of each layer."""
     states: tuple[Tensor, ...]
     """The input of each layer `[B, P, E]`."""
     valid: Tensor
-    """`[B, P]` bool, false where text is padded."""
+    """`[B, P]` bool, false for padding of the text."""
 
 
 class TrainedFlowNetwork(nn.Module):
@@ -55,10 +55,10 @@ class TrainedFlowNetwork(nn.Module):
         super().__init__()
         self.size = size
         e = size.expert_width
-        vlm = Parts(vision_model=VisionModel(size), connector=Connector(size), text_model=_text_model(size))
+        vlm = NamedModules(vision_model=VisionModel(size), connector=Connector(size), text_model=_text_model(size))
         experts = (ExpertLayer(size, crossing=bool(index % 2)) for index in range(size.layers))
-        expert = Parts(layers=nn.ModuleList(experts), norm=RmsNorm(e, TEXT_EPS))
-        self.vlm_with_expert = Parts(vlm=Parts(model=vlm), lm_expert=expert)
+        expert = NamedModules(layers=nn.ModuleList(experts), norm=RmsNorm(e, TEXT_EPS))
+        self.vlm_with_expert = NamedModules(vlm=NamedModules(model=vlm), lm_expert=expert)
         self.state_proj = nn.Linear(size.state, size.width)
         self.action_in_proj, self.action_out_proj = nn.Linear(size.action, e), nn.Linear(e, size.action)
         self.action_time_mlp_in, self.action_time_mlp_out = nn.Linear(2 * e, e), nn.Linear(e, e)
@@ -78,7 +78,7 @@ class TrainedFlowNetwork(nn.Module):
         nn.init.normal_(vlm.text_model.embed_tokens.weight, std=e**-0.5)
 
     def image_tokens(self, frames: Tensor) -> Tensor:
-        """RGB `[B, side, side, 3]` uint8 to `[B, tokens, E]`, as the language model gets them."""
+        """From RGB `[B, side, side, 3]` uint8 to `[B, tokens, E]`, the language model's input."""
         vlm = self.vlm_with_expert.vlm.model
         pixels = frames.permute(0, 3, 1, 2).float() / 255.0 * 2.0 - 1.0
         out: Tensor = vlm.connector(vlm.vision_model(pixels)) * self.size.width**0.5
@@ -106,15 +106,15 @@ class TrainedFlowNetwork(nn.Module):
             states.append(x)
             q, k, v = layer.heads_of(x, turn)
             layers.append((k, v))
-            if len(layers) < len(text.layers):  # nothing reads what the last layer gives
+            if len(layers) < len(text.layers):  # nothing reads the last layer's output
                 x = layer.finish(x, q, k, v, hidden)
         return Prefix(tuple(layers), tuple(states), valid)
 
     def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
-        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks for each
+        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks per
         prefix.
 
-        An action sees the prefix, and the actions of the same chunk up to itself.
+        An action sees the prefix and, in its chunk, itself and the actions before it.
         """
         b, r, c, _ = noisy.shape
         x = self._embedded(noisy, time).flatten(1, 2)
@@ -148,8 +148,8 @@ class TrainedFlowNetwork(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
-def _text_model(size: FlowSize) -> Parts:
-    return Parts(
+def _text_model(size: FlowSize) -> NamedModules:
+    return NamedModules(
         embed_tokens=nn.Embedding(size.vocab, size.width),
         layers=nn.ModuleList(FlowLayer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
         norm=RmsNorm(size.width, TEXT_EPS),
@@ -157,5 +157,5 @@ def _text_model(size: FlowSize) -> Parts:
 
 
 def _additive(mask: Tensor) -> Tensor:
-    """0 where the mask is true, else -inf."""
+    """0 where the mask is true, otherwise -inf."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -torch.inf)

@@ -1,20 +1,20 @@
-"""A robot without the SDK in simulated time: it obeys single actions as they arrive."""
+"""A robot without the SDK in simulated time: it executes single actions as they arrive."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.world.expert import action_goal
 from edgeflow_client.pose import Pose
 
 
 class ActionRobot(SimulatedRobot):
-    """Captures a frame every period and obeys the newest action that has arrived.
+    """Captures a frame every period and executes the newest action that has arrived.
 
-    anchored: an action is resolved against the pose of the frame it answers, else against the pose at its arrival.
+    anchored: an action is resolved against the tool pose in its frame, otherwise against the pose when it arrives.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class ActionRobot(SimulatedRobot):
 
     @property
     def next_event_ns(self) -> int:
-        """The next frame, or an action that arrives before."""
+        """The next frame, or the arrival of an action before it."""
         return min([self._next_frame_ns, *self._answers.arrivals_ns])
 
     def act(self) -> None:
-        """Obey what has arrived and capture what is due."""
+        """Execute the action that has arrived and capture the frame that is due."""
         arrived = self._answers.arrived(self._body.now_ns)
         if arrived:
             self._obey(max(arrived, key=lambda message: message.seq))
@@ -47,13 +47,13 @@ class ActionRobot(SimulatedRobot):
             self._capture()
 
     def receive(self, message: FrameResult) -> None:
-        """Take an answer, now."""
+        """Receive an answer now."""
         captured_ns, _ = self._poses[message.seq]
         if not self._answers.delays(message, captured_ns=captured_ns, now_ns=self._body.now_ns):
             self._obey(message)
 
     def _obey(self, message: FrameResult) -> None:
-        """Obey an action; those of older frames will not be needed."""
+        """Execute an action; those of older frames are not needed any more."""
         captured_ns, pose = self._poses[message.seq]
         self._poses = {seq: entry for seq, entry in self._poses.items() if seq > message.seq}
         self._answers.forget(message.seq)

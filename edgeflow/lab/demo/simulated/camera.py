@@ -1,4 +1,4 @@
-"""Frames in simulated time: buffers that are filled when, and if, they are needed."""
+"""Frames in simulated time: their buffers are filled only when, and if, they are needed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from edgeflow.lab.demo.world.sim import RobotSim
 SESSION = 1
 EPOCH = 1
 Seen = Callable[[SubmitFrame], None]
-"""Called with each frame that is drawn."""
+"""Called with each frame that is rendered."""
 
 
 class SimulatedCamera:
-    """Captures frames that are drawn when they begin, as the camera saw them."""
+    """Captures frames; each is rendered when its prefill starts, as the camera saw it at capture."""
 
     def __init__(self, sim: RobotSim, seen: Seen | None = None) -> None:
         self.frames = 0
@@ -25,7 +25,10 @@ class SimulatedCamera:
         self._waiting: dict[int, tuple[Moment, bytearray, SubmitFrame]] = {}
 
     def capture(self, state: Sequence[float] = (), stamp_ns: int = 0) -> SubmitFrame:
-        """The next frame, not drawn yet. state: numbers of the policy's vectors. stamp_ns: on the robot's clock."""
+        """The next frame, not rendered yet.
+
+        state: values of the policy's state vectors. stamp_ns: on the robot's clock.
+        """
         self.frames += 1
         pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
         frame = SubmitFrame(
@@ -42,7 +45,7 @@ class SimulatedCamera:
         return frame
 
     def draw(self, seq: int) -> None:
-        """Fill the buffer of a frame, once; older ones will not be needed."""
+        """Render a frame into its buffer, once; older frames are not needed any more."""
         if seq not in self._waiting:
             return
         moment, pixels, frame = self._waiting[seq]

@@ -1,4 +1,6 @@
-"""A robot that executes chunks in simulated time, by the SDK's own session with its watchdog, validity and blending."""
+"""A robot that executes chunks in simulated time, using the SDK's own session with its watchdog, validity and
+blending.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
@@ -19,8 +21,8 @@ from edgeflow_client.session import ClientSession
 from edgeflow_client.trajectory import Playing
 from edgeflow_client.types import ActionSchema, StateSpec
 
-VALID_MS: Final = 250  # of a chunk, as the service's default (config.sections.TimingConfig.action_ttl_ms)
-START_NS: Final = 1_000_000_000  # of an episode on the robot's clock, whose stamps are not 0
+VALID_MS: Final = 250  # validity of a chunk, the service's default (config.sections.TimingConfig.action_ttl_ms)
+START_NS: Final = 1_000_000_000  # start of an episode on the robot's clock: a stamp of 0 is not valid
 RESUME_WITHIN_NS: Final = 2_000_000_000
 
 
@@ -35,10 +37,10 @@ class _BodyClock:
 
 
 class ChunkRobot(SimulatedRobot):
-    """Captures a frame every period and executes what the SDK hands out.
+    """Captures a frame every period and executes what the SDK returns.
 
-    continues: answers continue the chunk in execution (real-time chunking), where the policy can. foretold_ns: the
-    greatest age of an answer, as the service forecasts it.
+    continues: answers continue the chunk in execution (real-time chunking), if the policy can. foretold_ns: the
+    greatest age of an answer in the service's forecast.
     """
 
     def __init__(
@@ -73,21 +75,21 @@ class ChunkRobot(SimulatedRobot):
 
     @property
     def late(self) -> int:
-        """Chunks that did not fit what was executed when they came."""
+        """Number of chunks that came too late to continue the chunk in execution as planned."""
         return self._session.flight.late
 
     @property
     def late_played(self) -> int:
-        """Late chunks that were executed once that was over."""
+        """Number of late chunks that were executed after it."""
         return self._session.flight.late_played
 
     @property
     def next_event_ns(self) -> int:
-        """The next tick or frame, or an answer that arrives before."""
+        """The next tick or frame, or the arrival of an answer before it."""
         return min([self._next_frame_ns, self._ticks.next_ns, *self._answers.arrivals_ns])
 
     def act(self) -> None:
-        """Hand what has arrived to the SDK, do as it says, capture what is due."""
+        """Pass what has arrived to the SDK, do what it returns, and capture the frame that is due."""
         now_ns = self._body.now_ns
         for message in self._answers.arrived(now_ns):
             self._deliver(message)
@@ -97,13 +99,13 @@ class ChunkRobot(SimulatedRobot):
             self._capture()
 
     def receive(self, message: FrameResult) -> None:
-        """Take an answer, now."""
+        """Receive an answer now."""
         captured_ns = self._captured[message.seq]
         if not self._answers.delays(message, captured_ns=captured_ns, now_ns=self._body.now_ns):
             self._deliver(message)
 
     def _deliver(self, message: FrameResult) -> None:
-        """Hand a result to the SDK, as control sends it, and execute it if the SDK does."""
+        """Pass a result to the SDK, in the form that control sends, and execute it if the SDK accepts it."""
         self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
         action = _action(message, START_NS + self._captured[message.seq])
         self._session.stream_message(pb.ServerMessage(action=action))
@@ -137,7 +139,7 @@ class ChunkRobot(SimulatedRobot):
         pose = sim.pose()
         state = [float(each) for each in state_of(pose, sim.aperture)] if self._has_state else []
         seq = self._session.push([], state, pose, "", START_NS + self._body.now_ns)
-        sent = next(self._outgoing).frame  # but for the pixels, which the camera has
+        sent = next(self._outgoing).frame  # except the pixels, which the camera has
         self._captured[seq] = self._body.now_ns
         frame = self._camera.capture(state, sent.stamp_ns)
         if self._continues:
@@ -161,7 +163,7 @@ def _opened(schema: ActionSchema) -> pb.Opened:
 
 
 def _action(result: FrameResult, stamp_ns: int) -> pb.Action:
-    """The action that control makes of a result."""
+    """The action that control sends for a result."""
     chunk = result.chunk
     return pb.Action(
         epoch=result.epoch,

@@ -13,8 +13,8 @@ from edgeflow.lab.demo.world.task import EpisodeOutcome
 class Execution(str, Enum):
     """How a robot executes chunks.
 
-    RTC: while it waits for the next one, which continues the chunk in execution (real-time chunking). FRESH: likewise,
-    but every chunk begins anew. SYNCHRONOUS: it rests while it waits.
+    RTC: it requests the next chunk while executing one, which the next chunk continues (real-time chunking). FRESH:
+    likewise, but every chunk starts afresh. SYNCHRONOUS: it rests until the next chunk arrives.
     """
 
     RTC = "rtc"
@@ -24,22 +24,22 @@ class Execution(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acted:
-    """An action that the robot obeyed; times in nanoseconds since the episode began."""
+    """An executed action; times in nanoseconds since the start of the episode."""
 
     captured_ns: int
-    """The captured of the frame that it answers."""
+    """Capture time of the frame that it answers."""
     arrived_ns: int
     passes: int
     settled: int
     """Both: as in FrameResult."""
     jump_m: float
-    """From the position commanded before to its own."""
+    """Distance from the position commanded before to its own."""
     kick_m_s: float
-    """Size of the change of the commanded velocity."""
+    """Size of the change in the commanded velocity."""
 
     @property
     def age_ns(self) -> int:
-        """Age when it arrived."""
+        """Age on arrival."""
         return self.arrived_ns - self.captured_ns
 
 
@@ -49,18 +49,18 @@ class EpisodeRun:
 
     outcome: EpisodeOutcome
     seconds: float
-    """Simulated."""
+    """Simulated time."""
     frames: int
-    """Captured."""
+    """Number of captured frames."""
     begun: int
-    """The begun of these, prefilled."""
+    """Number of captured frames whose prefill started."""
     overtaken: int
-    """Those of them that a newer frame overtook."""
+    """Number of started frames that a newer one overtook."""
     acted: tuple[Acted, ...] = field(repr=False)
     late: int = 0
-    """Chunks that did not fit what was executed."""
+    """Number of chunks that came too late to continue the chunk in execution as planned."""
     late_played: int = 0
-    """The late ones of these that were executed once that was over."""
+    """Number of late chunks that were executed after it."""
 
     @property
     def actions(self) -> int:
@@ -68,11 +68,11 @@ class EpisodeRun:
 
     @property
     def ages_ns(self) -> list[int]:
-        """Age of each action when it arrived."""
+        """Age of each action on arrival."""
         return [action.age_ns for action in self.acted]
 
     def as_json(self) -> dict[str, Any]:
-        """The run as a JSON value, which `from_json` reads; the log is one row per action."""
+        """The run as a JSON value that `from_json` reads; the log has one row per action."""
         facts = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**facts, "outcome": self.outcome.value, "acted": [astuple(action) for action in self.acted]}
 

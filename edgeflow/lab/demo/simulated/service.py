@@ -1,8 +1,8 @@
-"""The real worker in virtual time: the same scheduler, engine and policy, on a clock advanced by the passes.
+"""The real worker in virtual time: the same scheduler, engine and policy, on a clock that the passes advance.
 
-A pass lasts as long as a device profile says, or as was measured on this machine at the start; the simulated robot
-uses the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is drawn
-when it begins, as the camera saw it when it was captured: frames that newer ones replace are never drawn.
+A pass takes the time in a device profile, or the time measured on this machine at the start; the simulated robot uses
+the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is rendered
+when its prefill starts, as the camera saw it at capture: frames that newer ones replace are never rendered.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.action_robot import ActionRobot
-from edgeflow.lab.demo.simulated.body import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
 from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
 from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler import forecast
@@ -29,9 +29,10 @@ from edgeflow_client.reasons import Reason
 
 
 class VirtualService:
-    """A worker whose passes take given times. execution: of chunks; single actions are obeyed as they arrive.
+    """A worker whose passes take given times.
 
-    seen: called with each frame that is drawn, that is, each that begins.
+    execution: of chunks; single actions are executed as they arrive. seen: called with each rendered frame, that is,
+    each frame whose prefill starts.
     """
 
     def __init__(
@@ -54,8 +55,7 @@ class VirtualService:
     ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
-        period_s: between camera frames. anchored: as in ActionRobot. delay: none is obeyed sooner than so long after
-        its frame.
+        period_s: between camera frames. anchored: as in ActionRobot. delay: the least age at which an action arrives.
         """
         clock, camera, body = ManualClock(), SimulatedCamera(sim, self._seen), SimulatedBody(sim)
         published: list[Message] = []
@@ -137,7 +137,7 @@ class VirtualService:
 
 
 class _AnnouncingScheduler(Scheduler):
-    """A scheduler that announces each frame that is about to begin."""
+    """A scheduler that announces each frame whose prefill is about to start."""
 
     def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
         super().__init__(limits)
@@ -151,7 +151,7 @@ class _AnnouncingScheduler(Scheduler):
 
 
 def _wake_ns(robot: SimulatedRobot, worker: Worker) -> int:
-    """The next event while no pass runs: of the robot, or a drain that becomes due."""
+    """The next event while no pass runs: the robot's, or a drain that becomes due."""
     wake_at_ns = worker.wake_at_ns()
     return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
 

@@ -1,4 +1,4 @@
-"""A robot that waits for each chunk at rest, in simulated time: what asynchronous execution is compared with."""
+"""A robot in simulated time that rests until each chunk arrives: the baseline for asynchronous execution."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Final
 import numpy as np
 
 from edgeflow.ipc.messages import FrameResult
-from edgeflow.lab.demo.simulated.body import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBody, SimulatedRobot, Ticks
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow_client.actions import resolve_rows
 from edgeflow_client.pose import Pose
 from edgeflow_client.types import ActionSchema
 
 PLAYED_ROWS: Final = 8
-"""Rows of a chunk that are executed before the next frame is captured, or all where there are fewer."""
+"""Rows of a chunk that are executed before the next frame is captured; fewer if the chunk is shorter."""
 
 
 class SynchronousRobot(SimulatedRobot):
-    """Captures a frame, rests until its chunk arrives, executes PLAYED_ROWS of it from the first one, and so on."""
+    """Captures a frame, rests until its chunk arrives, executes its first PLAYED_ROWS rows, and repeats."""
 
     def __init__(
         self,
@@ -37,25 +37,25 @@ class SynchronousRobot(SimulatedRobot):
         self._step_ns = round(schema.step_ms * 1e6)
         self._ticks = Ticks()
         self._captured: tuple[int, Pose] = 0, body.sim.pose()
-        self._rows: np.ndarray | None = None  # of the chunk that is played
+        self._rows: np.ndarray | None = None  # of the chunk in execution
         self._began_ns = 0
         self._played = 0
         self._capture()
 
     @property
     def next_event_ns(self) -> int:
-        """The next tick: what arrives is looked at then."""
+        """The next tick: arrivals are checked then."""
         return self._ticks.next_ns
 
     def act(self) -> None:
-        """Begin a chunk that has arrived, and execute the row that is due."""
+        """Start a chunk that has arrived, and execute the row that is due."""
         if self._ticks.due(self._body.now_ns):
             for message in self._answers.arrived(self._body.now_ns):
                 self._begin(message)
             self._play()
 
     def receive(self, message: FrameResult) -> None:
-        """Execute a chunk, now or once its delay is over; capture anew where its numbers are not finite."""
+        """Execute a chunk, now or once its delay is over; capture again if its numbers are not finite."""
         if not self._answers.delays(message, captured_ns=self._captured[0], now_ns=self._body.now_ns):
             self._begin(message)
 

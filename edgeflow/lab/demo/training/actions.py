@@ -14,7 +14,7 @@ NAMES: Final = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
 LOW: Final = (-0.26, -0.21, -0.08, -0.85, -0.85, -1.25, 0.0)
 HIGH: Final = (0.26, 0.18, 0.33, 0.85, 0.85, 1.25, 1.0)
-SMOOTHING: Final = 1.0  # bins: the spread of a target over its neighbours
+SMOOTHING: Final = 1.0  # bins: how far a target spreads over its neighbours
 
 
 def scaled(actions: Tensor) -> Tensor:

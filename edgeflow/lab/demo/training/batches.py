@@ -17,7 +17,7 @@ from edgeflow.lab.demo.training.tokenizer import PLACES
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.task import PHRASES
 
-BRANCHES: Final = 3  # instructions an image
+BRANCHES: Final = 3  # instructions per image
 NAMES: Final = (*COLOURS, *PLACES)
 
 
@@ -37,8 +37,9 @@ class Prompts:
 class Batch:
     """A batch of frames `[B, 96, 96, 3]` uint8.
 
-    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: ids `[B, N, T]`,
-    the instruction, answers `[B, N, 7]`, the named handle's action, places `[B, N, 2]`, the pixel of its plate.
+    Per handle: actions `[B, 3, 7]` scaled, pixels `[B, 3, 2]`, visible, colours `[B, 3]`. Per branch: ids `[B, N, T]`
+    of the instruction, answers `[B, N, 7]`, the action for the named handle, and places `[B, N, 2]`, the pixel of its
+    plate.
     """
 
     frames: Tensor
@@ -59,8 +60,10 @@ class Batch:
 
 
 def make_prompts(prompt_ids: Callable[[str], list[int]], *, sharing: bool) -> Prompts:
-    """Tokenise every instruction once; all prompts of a phrase have the same length. sharing: split off what all
-    begin with."""
+    """Tokenise every instruction once; all prompts of a phrase have the same length.
+
+    sharing: split off their common beginning.
+    """
     ids = [[prompt_ids(phrase.format(name)) for name in NAMES] for phrase in PHRASES]
     everything = [prompt for prompts in ids for prompt in prompts]
     common = 0
@@ -87,8 +90,10 @@ def batch_fields(
     prompts: Prompts,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """The fields of a Batch of rows `[B]`, in a phrase that is drawn. actions: `[B, 3, 7]`, not scaled. branches: the
-    handles and names that `choose_branches` gave."""
+    """The fields of a Batch of rows `[B]`, with a random phrase.
+
+    actions: `[B, 3, 7]`, not scaled. branches: the handles and names that `choose_branches` returned.
+    """
     moves, pixels = scaled(torch.from_numpy(actions)), torch.from_numpy(data.pixels[rows])
     handles, names = (torch.from_numpy(each) for each in branches)
     chosen = torch.arange(len(rows))[:, None], handles
@@ -109,11 +114,10 @@ def batch_fields(
 def choose_branches(
     data: SceneData, rows: NDArray[np.int64], rng: np.random.Generator, branches: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose handles and names `[B, branches]` of rows `[B]`. The first branch names the target, the others
-    any visible handle.
+    """Choose handles and names `[B, branches]` for rows `[B]`.
 
-    Half of the time, a handle at an end of the row is named by its position, where that is visible: all handles are
-    in view, or it is the target.
+    The first branch names the target, the others any visible handle. Half of the time, a handle at an end of the row
+    is named by its position, if the image shows that: all handles are in view, or the handle is the target.
     """
     colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)

@@ -18,7 +18,7 @@ from edgeflow.lab.demo.world.layout import COLOURS, HANDLES
 from edgeflow.lab.demo.world.robot import ToolMotion
 from edgeflow.lab.demo.world.scene import POLICY_SIZE, Scene
 
-CHUNK: Final = 250  # states a work item
+CHUNK: Final = 250  # states per work item
 ACTION_DIM: Final = 7
 Columns = Mapping[str, tuple[tuple[int, ...], str]]  # shape of a row and type, by name
 SCENE_COLUMNS: Final[Columns] = {
@@ -33,8 +33,9 @@ COLUMNS: Final[Columns] = {**SCENE_COLUMNS, "actions": ((HANDLES, ACTION_DIM), "
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SceneData:
-    """N rendered states: images `[N, 96, 96, 3]`; per handle: pixels `[N, 3, 2]`, visible, colours (indices into
-    COLOURS) `[N, 3]`; target `[N]`, the handle around which the state was drawn."""
+    """N rendered states: images `[N, 96, 96, 3]`; per handle, pixels `[N, 3, 2]`, visible and colours (indices into
+    COLOURS) `[N, 3]`; target `[N]`, the handle around which the state was sampled.
+    """
 
     images: NDArray[np.uint8]
     pixels: NDArray[np.float32]
@@ -56,14 +57,18 @@ class Dataset(SceneData):
 def make_dataset(
     folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
 ) -> Dataset:
-    """Render those of `count` states (rounded up to whole chunks) that are missing; images stay on disk, read through
-    the page cache."""
+    """Render the missing ones of `count` states (rounded up to whole chunks); images stay on disk and are read through
+    the page cache.
+    """
     render(folder, count, seed, advance, columns=COLUMNS, studio=Studio, workers=workers)
     return Dataset(**read_columns(folder, COLUMNS, mapped="images"))
 
 
 def read_columns(folder: Path, columns: Columns, mapped: str | None = None) -> dict[str, Any]:
-    """Read the columns of a finished data set. mapped: the one that stays on disk, as a memory map."""
+    """Read the columns of a finished data set.
+
+    mapped: the column that stays on disk, as a memory map.
+    """
     return {
         name: np.load(folder / f"{name}.npy", mmap_mode="r" if name == mapped else None, allow_pickle=False)
         for name in columns
@@ -80,10 +85,11 @@ def render(
     studio: type[Studio],
     workers: int | None = None,
 ) -> None:
-    """Create those of `count` rows (rounded up to whole chunks) that are missing, each chunk in a new studio.
+    """Create the missing ones of `count` rows (rounded up to whole chunks), each chunk in a new studio.
 
-    The data depends on seed and count only, not on the number of workers. advance: called with the number of rows
-    that are done.
+    The data depends only on seed and count, not on the number of workers.
+
+    advance: called with the number of rows that are done.
     """
     chunks = -(-count // CHUNK)
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +118,7 @@ def _create(path: Path, shape: tuple[int, ...], dtype: str) -> None:
 
 
 def _render_chunk(folder: str, names: Columns, studio_class: type[Studio], place: Sequence[int]) -> int:
-    """Render the chunk at `place`, which is a seed and the number of the chunk; return the number."""
+    """Render the chunk at `place`, a seed and the number of the chunk; return the number."""
     columns = {name: np.lib.format.open_memmap(Path(folder) / f"{name}.npy", mode="r+") for name in names}
     rng, chunk = np.random.default_rng(place), place[1]
     studio = studio_class()
@@ -124,7 +130,7 @@ def _render_chunk(folder: str, names: Columns, studio_class: type[Studio], place
 
 
 class Studio:
-    """Draws states and renders them."""
+    """Samples states and renders them."""
 
     def __init__(self) -> None:
         self._scene = Scene()
@@ -132,13 +138,13 @@ class Studio:
         self._colours = list(COLOURS)
 
     def shoot(self, rng: np.random.Generator) -> dict[str, Any]:
-        """Draw one row of the data set, by column."""
+        """Sample and render one row of the data set, by column."""
         state = self._pose(rng)
         labels = label(state)
         return {**self._scene_row(state, labels), "actions": labels.actions}
 
     def _pose(self, rng: np.random.Generator) -> TrainingState:
-        """Draw states until the arm can reach one, and put scene and arm there."""
+        """Sample states until the arm can reach one, and put the scene and the arm there."""
         while True:
             state = sample_state(rng)
             self._scene.paint(state.handles)
@@ -147,7 +153,7 @@ class Studio:
                 return state
 
     def _scene_row(self, state: TrainingState, labels: StateLabels) -> dict[str, Any]:
-        """The row's SCENE_COLUMNS, of scene and arm as they are."""
+        """The row's SCENE_COLUMNS for the current scene and arm."""
         return {
             "images": self._scene.picture(self._scene.moment()),
             "pixels": labels.pixels,

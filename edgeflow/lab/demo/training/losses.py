@@ -15,10 +15,10 @@ from edgeflow.lab.demo.training.data import ACTION_DIM
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork, TowerDimensions, TrainedLayer
 from edgeflow.lab.demo.world.layout import COLOURS
 
-_FINE: Final = 0.02  # of the scaled range: below it the regression loss turns quadratic
+_FINE: Final = 0.02  # fraction of the scaled range below which the regression loss turns quadratic
 _POINTER_WIDTH: Final = 64
 _POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT, _LOOKING_WEIGHT = 0.1, 2.0, 2.0, 1.0
-_POINTING_LAYER: Final = 2  # of the language model: the layer one head of which is taught where to look
+_POINTING_LAYER: Final = 2  # the layer of the language model in which one head learns where to look
 
 
 class Locator(nn.Module):
@@ -85,9 +85,9 @@ class LanguageLoss:
     """Smoothed cross-entropy of the action tokens."""
     regression: Tensor
     looking: Tensor
-    """Both: auxiliary."""
+    """Both: auxiliary losses."""
     near: Tensor
-    """`[7]`, for each token the share of guesses within one bin."""
+    """`[7]`, the share of predictions within one bin, for each token."""
 
     @property
     def total(self) -> Tensor:
@@ -122,8 +122,9 @@ def language_loss(
 
 
 def _looks(network: PolicyNetwork, state: Tensor, positions: Tensor, shared: int) -> Tensor:
-    """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the
-    shared prefix to the image; they are trained to point at the named handle."""
+    """Attention scores `[B, rows, patches]` of the first head of the pointing layer, from the rows after the shared
+    prefix to the image; they learn to point at the named handle.
+    """
     layer = cast("TrainedLayer", network.language_model.model.layers[_POINTING_LAYER])
     turn = network.language_model.turn(positions)
     q, k, _ = layer.self_attn.heads_of(layer.input_layernorm(state), turn)

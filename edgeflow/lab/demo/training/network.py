@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 BINS: Final = 256
-PREFIX_TOKENS: Final = 5  # one class and four register tokens of the first tower
+PREFIX_TOKENS: Final = 5  # class token and four register tokens of the first tower
 CHANNEL_MEANS: Final = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 CHANNEL_STDS: Final = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
@@ -26,7 +26,7 @@ class TowerDimensions:
     img_size: int = 96
     patch_size: int = 16
     depth: int = 3
-    """Blocks in the checkpoint; the last one and the final norm are never run."""
+    """Blocks in the checkpoint; the last one and the final norm are never executed."""
     embed_dim: int = 96
     num_heads: int = 3
     mlp_ratio: float = 4.0
@@ -48,7 +48,7 @@ class NetworkSize:
     heads: int = 4
     mlp: int = 352
     vocab: int = 576
-    """Includes `pad` rows of padding; action ids are the last BINS of vocab - pad."""
+    """Vocabulary size with `pad` rows of padding; action ids are the last BINS of vocab - pad."""
     pad: int = 64
 
     @property
@@ -153,7 +153,7 @@ class Tower(nn.Module):
 
 
 def position_code(side: int, width: int, scale: float = 1.0) -> Tensor:
-    """Sines and cosines of row and column at several wavelengths, `[side * side, width]`: where learning begins."""
+    """Sines and cosines of row and column at several wavelengths, `[side * side, width]`: the initial values."""
     places = torch.arange(side * side)
     angles = 2.0 ** torch.linspace(-3.0, 0.5, width // 4) * scale
     rows, columns = (places // side)[:, None] * angles, (places % side)[:, None] * angles

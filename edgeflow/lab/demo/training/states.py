@@ -1,6 +1,6 @@
 """Training states: tool poses around the approach to each handle, and their labels.
 
-The expert's answer depends only on the state, so states are drawn independently instead of rolled out.
+The expert's answer depends only on the state, so states are sampled independently instead of rolled out.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edgeflow.lab.demo.world.robot import REACH_HIGH, REACH_LOW
 from edgeflow.lab.demo.world.sim import sample_start
 from edgeflow_client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
 
-FOCAL: Final = 48.0 / np.tan(np.deg2rad(42.5))  # pixels: 96 pixels over 85 degrees
+FOCAL: Final = 48.0 / np.tan(np.deg2rad(42.5))  # focal length in pixels: 96 pixels over 85 degrees
 CAMERA_BEHIND: Final = 0.11  # metres from the camera to the tool centre point, along the tool
 _HALF_IMAGE: Final = 48.0
-_MARGIN: Final = 1.0  # pixels; a plate's centre nearer to the border is called out of view
+_MARGIN: Final = 1.0  # pixels; a plate whose centre is nearer to the border counts as out of view
 _START_SHARE, _NEAR_SHARE = 0.22, 0.40
-_NEAR_METRES, _NEAR_RADIANS = (0.0015, 0.05), (0.015, 0.40)  # spread of near states, log-uniform
+_NEAR_METRES, _NEAR_RADIANS = (0.0015, 0.05), (0.015, 0.40)  # spread of nearby states, log-uniform
 _FUNNEL_METRES, _FUNNEL_RADIANS = 0.025, 0.12  # spread around the straight approach
 
 
@@ -32,7 +32,7 @@ class TrainingState:
 
     handles: tuple[Handle, ...]
     target: int
-    """The handle around whose approach the tool pose was drawn."""
+    """The handle around whose approach the tool pose was sampled."""
     tool: Pose
 
 
@@ -43,13 +43,13 @@ class StateLabels:
     actions: NDArray[np.float32]
     """`[HANDLES, 7]` float32."""
     pixels: NDArray[np.float32]
-    """`[HANDLES, 2]`, where its plate appears."""
+    """`[HANDLES, 2]`, where the plate appears."""
     visible: NDArray[np.bool_]
     """`[HANDLES]` bool."""
 
 
 def sample_state(rng: np.random.Generator) -> TrainingState:
-    """Draw a state in which the target is in view and the tool within the arm's workspace."""
+    """A state in which the target is in view and the tool within the arm's workspace."""
     while True:
         handles = sample_layout(rng, 0.0)
         target = int(rng.integers(HANDLES))

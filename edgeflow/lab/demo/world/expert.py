@@ -10,7 +10,7 @@ from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import distances
 from edgeflow_client.pose import Pose, Vector, compose, from_rotvec, relative, to_rotvec
 
-CLOSE_WITHIN: Final = 0.008  # metres; tighter than what counts as a grasp, so that small errors are forgiven
+CLOSE_WITHIN: Final = 0.008  # metres; stricter than what counts as a grasp, so that small errors are forgiven
 CLOSE_ALIGNED: Final = np.deg2rad(8.0)
 
 

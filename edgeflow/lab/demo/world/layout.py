@@ -17,12 +17,12 @@ COLOURS: Final = {
     "purple": (0.55, 0.12, 0.75),
 }
 HANDLES: Final = 3
-CELL_CENTRES_Y: Final = (0.13, 0.0, -0.13)  # metres; +y is the robot's left
-CELL_HALF: Final = (0.055, 0.032)  # metres along x and y; a handle stays in its cell, so order never changes
+CELL_CENTRES_Y: Final = (0.13, 0.0, -0.13)  # metres; +y is to the robot's left
+CELL_HALF: Final = (0.055, 0.032)  # metres along x and y; a handle stays in its cell, so the order never changes
 CELL_X: Final = 0.46
 HEIGHTS: Final = (0.03, 0.12)  # metres above the table
 MAX_YAW: Final = 0.61  # radians, 35 degrees
-TILTS: Final = (0.12, 0.245)  # radians about x and about y each, either way: 7 to 14 degrees, 20 together
+TILTS: Final = (0.12, 0.245)  # radians about x and about y, in either direction: 7 to 14 degrees, at most 20 together
 GRASP_HEIGHT: Final = 0.02  # metres from the plate along the pin to where the tool closes
 TOOL_DOWN: Final = np.array([0.0, np.sqrt(0.5), -np.sqrt(0.5), 0.0])  # tool z down, tool x to the robot's right
 
@@ -49,14 +49,14 @@ class Handle:
         return Pose(np.array([planar[0], planar[1], self.origin[2]]), wxyz=self.quaternion)
 
     def grasp(self, time: float) -> Pose:
-        """The tool pose from which the gripper closes on the pin."""
+        """The tool pose in which the gripper closes on the pin."""
         plate = self.pose(time)
         pin = rotate(plate.wxyz, np.array([0.0, 0.0, GRASP_HEIGHT]))
         return Pose(plate.position + pin, wxyz=multiply(plate.wxyz, TOOL_DOWN))
 
 
 def sample_layout(rng: np.random.Generator, speed: float) -> tuple[Handle, ...]:
-    """Draw HANDLES handles of distinct colours, leftmost first, each moving at `speed` m/s in its cell."""
+    """HANDLES handles of distinct random colours, leftmost first, each moving at `speed` m/s in its cell."""
     colours = rng.permutation(list(COLOURS))[:HANDLES]
     return tuple(_sample_handle(rng, str(colour), y, speed) for colour, y in zip(colours, CELL_CENTRES_Y, strict=True))
 

@@ -18,8 +18,8 @@ GRIPPER_STROKE: Final = 0.042  # metres a finger travels from open to closed
 REACH_LOW: Final = np.array([0.28, -0.30, 0.02])  # metres; goals outside are clamped
 REACH_HIGH: Final = np.array([0.64, 0.30, 0.46])
 _HOME: Final = np.array([0.0, 0.30, 0.20, 0.0, -0.50, 0.0])
-_DAMPING: Final = 1e-4  # squared damping of the least squares, keeps steps finite near singular poses
-_TOLERANCE: Final = 1e-4  # metres and radians at which a solution is exact enough
+_DAMPING: Final = 1e-4  # damping of the least squares, squared; keeps steps finite near singular poses
+_TOLERANCE: Final = 1e-4  # metres and radians at which a solution counts as exact
 STATE_NAMES: Final = ("x", "y", "z", "tilt_x", "tilt_y", "turn_z", "gripper")
 STATE_UNITS: Final = ("m", "m", "m", "rad", "rad", "rad", "fraction")
 
@@ -35,7 +35,7 @@ class Kinematics:
         self._jacobian = np.zeros((6, scene.model.nv))
 
     def solve(self, target: Pose, start: Vector, iterations: int) -> tuple[Vector, float]:
-        """Angles `[6]` nearest to the target, and the error left (metres plus radians)."""
+        """Angles `[6]` nearest to the target, and the remaining error (metres plus radians)."""
         angles, left = start.copy(), np.inf
         for _ in range(iterations):
             error = self._error(target, angles)
@@ -78,7 +78,7 @@ class ToolMotion:
         return Pose(data.site_xpos[self._site].copy(), wxyz=quaternion)
 
     def teleport(self, target: Pose, gripper: float = 1.0) -> float:
-        """Set the joints so that the tool is at `target`, at rest; the error left (metres plus radians)."""
+        """Set the joints so that the tool is at `target`, at rest; return the remaining error (metres plus radians)."""
         data = self._scene.data
         self._angles, left = self._kinematics.solve(target, _HOME, iterations=40)
         data.qpos[:JOINTS], data.qpos[JOINTS:] = self._angles, GRIPPER_STROKE * (1.0 - gripper)
@@ -98,7 +98,7 @@ class ToolMotion:
         self.goal = self._setpoint
 
     def velocity(self, seconds: float) -> Vector:
-        """Velocity `[3]` of the set point towards the goal, m/s, with control steps of `seconds`."""
+        """Velocity `[3]` of the set point towards the goal in m/s, for control steps of `seconds`."""
         left = self.goal.position - self._setpoint.position
         far = float(np.linalg.norm(left))
         return left * (MAX_SPEED / max(far, MAX_SPEED * seconds))

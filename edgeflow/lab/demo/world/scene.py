@@ -1,4 +1,4 @@
-"""The MuJoCo world of table, handles and arm: loading, placing and rendering it, headless."""
+"""The MuJoCo world of table, handles and arm: loading, placing and rendering it, without a display."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Spectator:
     target: Vector
     """The point in the middle of its picture, `[3]`, metres."""
     distance: float
-    """Metres to that point."""
+    """Distance to that point in metres."""
     azimuth: float
     elevation: float
     """Both in degrees."""
@@ -93,8 +93,8 @@ class Scene:
         return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
 
     def picture(self, moment: Moment, spectator: Spectator | None = None) -> Image:
-        """A moment in the colours that the plates have now, RGB: the wrist camera's frame `[96, 96, 3]`, or what the
-        spectator sees.
+        """A picture of a moment in the current colours of the plates, RGB: the wrist camera's frame `[96, 96, 3]`, or
+        the spectator's view.
         """
         shown = self._shown
         shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions

@@ -1,7 +1,7 @@
-"""A simulated arm with a wrist camera, whose time is advanced by the caller.
+"""A simulated arm with a wrist camera, whose time the caller advances.
 
-Grasping is kinematic: no contact is simulated, an episode succeeds when the gripper closes at the named
-handle's pin, near enough and well enough aligned (edgeflow/lab/demo/world/task.py).
+Grasping is kinematic: contact is not simulated; an episode succeeds when the gripper closes at the named handle's pin,
+near enough and well enough aligned (edgeflow/lab/demo/world/task.py).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from edgeflow.lab.demo.world.scene import Image, Moment, Scene, Spectator
 from edgeflow.lab.demo.world.task import TIME_LIMIT, EpisodeOutcome, Task, judge_closing, sample_task
 from edgeflow_client.pose import Pose, Vector, from_rotvec, multiply
 
-START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, where the tool starts
+START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, the volume in which the tool starts
 START_HIGH: Final = np.array([0.47, 0.07, 0.36])
 START_YAW: Final = 0.3  # radians
 START_TILT: Final = 0.12  # radians
-_CONTROL_STEPS: Final = 2  # physics steps a control step
+_CONTROL_STEPS: Final = 2  # physics steps per control step
 _HALF_CLOSED: Final = 0.5
 
 
@@ -35,7 +35,7 @@ class RobotSim:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Begin a new episode: handles, task and start pose from the seed; time 0."""
+        """Start a new episode: handles, task and start pose from the seed; time 0."""
         rng = np.random.default_rng(seed)
         self.handles: tuple[Handle, ...] = sample_layout(rng, self._object_speed)
         self.task: Task = sample_task(rng, self.handles)
@@ -62,11 +62,11 @@ class RobotSim:
         return self._arm.pose()
 
     def grasps(self) -> list[Pose]:
-        """The current grasp pose of every handle (ground truth, for the expert and for judging)."""
+        """The current grasp pose of every handle (ground truth for the expert and for judging)."""
         return [handle.grasp(self.time) for handle in self.handles]
 
     def goal(self) -> Pose:
-        """The tool pose commanded last."""
+        """The tool pose that was commanded last."""
         return self._arm.goal
 
     def commanded_velocity(self) -> Vector:
@@ -111,11 +111,13 @@ class RobotSim:
         return self.draw(self.moment())
 
     def moment(self) -> Moment:
-        """The present view of the camera, not drawn yet."""
+        """The current view of the camera, not rendered yet."""
         return self._scene.moment()
 
     def draw(self, moment: Moment, spectator: Spectator | None = None) -> Image:
-        """The frame that `capture` gave, or would have given, at a moment of this episode; or a spectator's view."""
+        """The frame that `capture` returned, or would have returned, at a moment of this episode; or a spectator's
+        view.
+        """
         return self._scene.picture(moment, spectator)
 
     def close(self) -> None:
@@ -124,7 +126,7 @@ class RobotSim:
 
 
 def sample_start(rng: np.random.Generator) -> Pose:
-    """Draw a tool pose above the table, pointing roughly down, from which all handles are in view."""
+    """A random tool pose above the table, pointing roughly down, from which all handles are in view."""
     yaw, tilt = rng.uniform(-START_YAW, START_YAW), rng.uniform(-START_TILT, START_TILT, 2)
     turned = multiply(from_rotvec(np.array([0.0, 0.0, yaw])), from_rotvec(np.array([*tilt, 0.0])))
     return Pose(rng.uniform(START_LOW, START_HIGH), wxyz=multiply(turned, TOOL_DOWN))

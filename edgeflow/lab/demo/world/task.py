@@ -19,14 +19,14 @@ PHRASES: Final = (
     "take hold of the {} handle",
     "reach for the {} handle and close the gripper",
 )
-REACH: Final = 0.015  # metres; closing this near the grasp pose ...
-ALIGNED: Final = np.deg2rad(15.0)  # ... and this well aligned is a grasp
+REACH: Final = 0.015  # metres; a grasp is closing this near the grasp pose ...
+ALIGNED: Final = np.deg2rad(15.0)  # ... and this well aligned
 WRONG_REACH: Final = 0.03  # metres; closing this near another handle ends the episode
 TIME_LIMIT: Final = 8.0  # seconds
 
 
 class EpisodeOutcome(str, Enum):
-    """State of an episode."""
+    """The state of an episode."""
 
     RUNNING = "running"
     SUCCESS = "success"
@@ -36,7 +36,7 @@ class EpisodeOutcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task."""
+    """The task of an episode."""
 
     target: int
     """Index into the episode's handles."""
@@ -45,13 +45,13 @@ class Task:
 
 
 def names_of(handles: Sequence[Handle], index: int) -> tuple[str, ...]:
-    """The words that identify this handle: its colour, and its position if at an end of the row."""
+    """The words that identify this handle: its colour, and its position if it is at an end of the row."""
     places = {0: ("leftmost",), len(handles) - 1: ("rightmost",)}
     return (handles[index].colour, *places.get(index, ()))
 
 
 def sample_task(rng: np.random.Generator, handles: Sequence[Handle]) -> Task:
-    """Draw a handle, one of its names and one of the phrases."""
+    """A random handle, with one of its names and one of the phrases."""
     target = int(rng.integers(len(handles)))
     names = names_of(handles, target)
     phrase = PHRASES[int(rng.integers(len(PHRASES)))]
@@ -65,7 +65,7 @@ def distances(tool: Pose, grasp: Pose) -> tuple[float, float]:
 
 
 def judge_closing(tool: Pose, grasps: Sequence[Pose], target: int) -> EpisodeOutcome:
-    """The outcome of closing the gripper here. Closing on nothing leaves the episode running."""
+    """The outcome of closing the gripper here. The episode continues if it closes on nothing."""
     far, turned = distances(tool, grasps[target])
     if far <= REACH and turned <= ALIGNED:
         return EpisodeOutcome.SUCCESS

@@ -1,4 +1,4 @@
-"""A chat model to export: its decoder, whose prompts run in chunks after what a slot holds."""
+"""A chat model to export: its decoder, whose prompts run in chunks, each after the content of a slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHUNK, POSITIONS = 64, 2048
 
 
 def chat_program(folder: Path, shapes: ExportShapes) -> ModelProgram:
-    """All stages of a chat checkpoint; CheckpointError or ConfigError for one that has no static graphs."""
+    """All stages of a chat checkpoint; CheckpointError or ConfigError if it has no static graphs."""
     published = read_published(folder)
     if published.family not in CHAT_FAMILIES:
         raise CheckpointError(

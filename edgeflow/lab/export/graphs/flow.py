@@ -17,7 +17,7 @@ from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 
 IDS = 8
-"""The different tokens of example texts; every vocabulary has so many."""
+"""Number of different tokens in example texts; every vocabulary has as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +27,21 @@ class FlowExport:
     network: FlowNetwork
     sizes: FlowSizes
     cameras: int
-    """C."""
+    """C, the number of cameras."""
     side: int
     """The side of their images in pixels."""
     state: int
-    """S."""
+    """S, the size of the state."""
     image_rows: int
-    """The image rows of each."""
+    """Rows per image."""
     text: tuple[int, ...]
-    """Tokens of each bucket."""
+    """Tokens of each bucket of prompts."""
     batches: tuple[int, ...]
-    """Candidates of a step."""
+    """Candidates per step, one graph for each number."""
 
 
 def flow_program(export: FlowExport) -> ModelProgram:
-    """Towers and prefill of each bucket, and a step of each batch over the slots of the largest."""
+    """Towers and prefill of each bucket, and a step of each batch size over the slots of the largest bucket."""
     buckets = [
         Bucket(cameras=export.cameras, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
         for text in sorted(export.text)
@@ -68,7 +68,7 @@ def flow_program(export: FlowExport) -> ModelProgram:
 
 
 class _FlowStages:
-    """past: T"""
+    """The stages of a flow policy. past: T, the rows of the prefix."""
 
     def __init__(self, export: FlowExport, past: int) -> None:
         self._export = export
@@ -79,7 +79,7 @@ class _FlowStages:
         sizes = export.sizes
         times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
         self._times = torch.tensor([*times, 0.0])
-        self._decoder.rotary(self._capacity)  # made here, it is a constant of every graph
+        self._decoder.rotary(self._capacity)  # created here, so that it is a constant of every graph
 
     def towers(self, bucket: Bucket) -> StageGraph:
         export, network = self._export, self._network

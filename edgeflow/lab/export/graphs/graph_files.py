@@ -1,4 +1,4 @@
-"""Stages traced and written as ONNX graphs that share one file of weights."""
+"""Traces stages and writes them as ONNX graphs that share one file of weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgeflow_client.files import sha256_of
 OPSET, IR_VERSION = 21, 10
 WEIGHTS = "weights.data"
 INLINE_BYTES = 1024
-"""Up to this size constants stay in the graph."""
+"""Constants up to this size stay in the graph."""
 ALIGNMENT = 64
 
 
@@ -80,9 +80,9 @@ def to_onnx(traced: Traced) -> ir.Model:
 
 
 def _tidied(model: ir.Model) -> ir.Model:
-    """Constants are folded, and what is left over removed.
+    """Fold constants and remove what is unused.
 
-    onnxscript's default rewriting rules are left out: with 0.7.2 they change what some graphs compute.
+    onnxscript's default rewriting rules are left out: with 0.7.2 they change the results of some graphs.
     """
     fold_constants(model)
     passes = (
@@ -106,13 +106,13 @@ def _tidied(model: ir.Model) -> ir.Model:
 
 
 def with_shapes(model: ir.Model) -> ir.Model:
-    """The model in topological order and with the shapes of all values, which another tool left out."""
+    """The model in topological order, with the shapes of all values added that another tool left out."""
     found: ir.Model = ir.passes.Sequential(common.TopologicalSortPass(), common.ShapeInferencePass())(model).model
     return found
 
 
 class SharedWeights:
-    """The file of weights of a folder, which graphs are written to: every content once, whichever graphs name it."""
+    """The file of weights in a folder: it stores every content once, whichever graphs refer to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -122,11 +122,11 @@ class SharedWeights:
         self._size = 0
 
     def flush(self) -> None:
-        """Make what was written so far readable."""
+        """Make everything written so far readable."""
         self._file.flush()
 
     def move(self, model: ir.Model) -> int:
-        """The large constants of a graph become references to this file; their bytes."""
+        """Turn the large constants of a graph into references to this file; return their bytes."""
         moved = 0
         for value in model.graph.initializers.values():
             tensor = value.const_value
@@ -152,7 +152,7 @@ class SharedWeights:
 
     @property
     def entry(self) -> WeightFile:
-        """The entry of the manifest, once all graphs are written."""
+        """The entry in the manifest, once all graphs are written."""
         self._file.flush()
         return WeightFile(file=WEIGHTS, digest=self._digest.hexdigest(), size=self._size)
 
@@ -171,7 +171,7 @@ class SharedWeights:
 
 
 def write_graph(model: ir.Model, stage: StageGraph, folder: Path, weights: SharedWeights, file: str) -> Graph:
-    """Write a graph and check it; its entry in the manifest."""
+    """Write a graph and check it; return its entry in the manifest."""
     moved = weights.move(model)
     weights.flush()
     ir.save(model, folder / file)
@@ -190,7 +190,7 @@ def write_graph(model: ir.Model, stage: StageGraph, folder: Path, weights: Share
 
 
 def check_graph(path: Path) -> None:
-    """ONNX's own check of a file; CheckpointError with what it says."""
+    """Run ONNX's own check of a file; CheckpointError with its message."""
     try:
         onnx.checker.check_model(str(path), full_check=False)
     except onnx.checker.ValidationError as error:
@@ -206,7 +206,7 @@ def _spec(value: ir.Value) -> TensorSpec:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporter and tracer say of themselves."""
+    """Silence the messages of the exporter and the tracer."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,6 +1,7 @@
 """Substitutions of operators in a traced graph, by name (EdgeFM appendix B.3).
 
-They work on ATen operators, after in-place writes have become functions. Each returns at how many places it was made.
+They work on ATen operators, after in-place writes have become functions. Each returns the number of places that it
+changed.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ class Rewrite:
     summary: str
     """One line, for a person."""
     make: Callable[[Graph, float | None], int]
-    """Changes a graph."""
+    """Changes a graph and returns the number of changed places."""
 
 
 def erf_gelu(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
     """GELU by the error function, written out: x / 2 (1 + erf(x / sqrt 2)).
 
-    The cubic term of the form by tanh overflows 16 bits, and ONNX has no operator for either form before opset 20.
+    In the tanh form the cubic term overflows 16 bits, and ONNX has no operator for either form before opset 20.
     """
     found = _calls(graph, ATEN.gelu.default)
     for node in found:
@@ -47,14 +48,14 @@ def erf_gelu(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
 
 
 def rope_concat(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
-    """RoPE by slices, a negation and a concatenation where halves were written in place.
+    """RoPE by slices, a negation and a concatenation, instead of in-place writes of halves.
 
     x cos + concat(-x2, x1) sin, with x1 and x2 the halves of x.
     """
     sines: dict[Node, Node] = {}
     count = 0
     for node in _calls(graph, ATEN.slice_scatter.default):
-        turn = _Rotation.of(node)  # one may read what another has replaced
+        turn = _Rotation.of(node)  # a rotation may read the result of one that was replaced
         if turn is not None:
             turn.replace(graph, sines)
             count += 1
@@ -63,7 +64,7 @@ def rope_concat(graph: Graph, constant: float | None) -> int:  # noqa: ARG001
 
 
 def finite_mask(graph: Graph, constant: float | None) -> int:
-    """Hidden scores become a finite number, calibrated per model (masks.py), where they were minus infinity."""
+    """Hidden scores become a finite number, calibrated per model (masks.py), instead of minus infinity."""
     if constant is None:
         raise ValueError("a finite mask needs its constant")
     found = masked(graph)
@@ -88,7 +89,7 @@ REWRITES: Mapping[str, Rewrite] = {
 
 
 def select_by_one_list(graph: Graph) -> None:
-    """Indexing by one list of integers becomes a selection, which every compiler has: Gather, not GatherND."""
+    """Turn indexing by one list of integers into a selection, which every compiler has: Gather, not GatherND."""
     for node in _calls(graph, ATEN.index.Tensor):
         source, indices = _argument(node, 0), cast("list[Node | None]", node.args[1])
         given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -108,7 +109,7 @@ class _Rotation:
     """A rotation: turned = x cos, whose halves gain x2 (-sin) and x1 sin."""
 
     last: Node
-    """The node that holds the result."""
+    """The node with the result."""
     x: Node
     turned: Node
     sine: Node
@@ -132,7 +133,7 @@ class _Rotation:
         return cls(last=last, x=x, turned=turned, sine=sine, half=cast("int", half), dim=cast("int", dim))
 
     def replace(self, graph: Graph, sines: dict[Node, Node]) -> None:
-        """sines: the sines of both halves that were made, by those of one."""
+        """Replace the rotation. sines: the sines made for both halves, by those of one half."""
         if self.sine not in sines:
             with graph.inserting_after(self.sine):
                 sines[self.sine] = graph.call_function(ATEN.cat.default, ([self.sine, self.sine], -1))
@@ -146,7 +147,7 @@ class _Rotation:
 
 
 def _half_of(found: Any, x: Node, dim: Any, start: Any) -> bool:
-    """True for the slice of x along `dim` that begins at `start`."""
+    """True for the slice of x along `dim` that starts at `start`."""
     return _is(found, ATEN.slice.Tensor) and found.args[0] is x and found.args[1] == dim and found.args[2] == start
 
 
@@ -163,7 +164,7 @@ def _calls(graph: Graph, target: Any) -> list[Node]:
 
 
 def rewritten(module: GraphModule, names: tuple[str, ...], constant: float | None) -> dict[str, int]:
-    """Make the substitutions of these names; how many of each."""
+    """Make the named substitutions; return the number of changed places for each."""
     made = {name: REWRITES[name].make(module.graph, constant) for name in names}
     module.graph.lint()
     module.recompile()

@@ -1,4 +1,4 @@
-"""The fixed shapes that a model is exported for. Torch-free."""
+"""The fixed shapes that a model is exported for. Does not import torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ExportShapes:
     """The fixed shapes of the exported graphs."""
 
     text: tuple[int, ...] = ()
-    """Tokens of a prompt, a bucket each; of a chat model, rows of a chunk."""
+    """Prompt lengths in tokens, a bucket for each; for a chat model, rows per chunk."""
     batches: tuple[int, ...] = ()
-    """Sequences, or candidates, of a step."""
+    """Sequences, or candidates, per step."""
     positions: int | None = None
-    """The positions of a slot. Empty and None stand for those that a model's serving needs."""
+    """Positions of a slot. Empty and None stand for what serving the model needs."""
 
     def __post_init__(self) -> None:
         for name, values, most in (("text", self.text, 1 << 20), ("batch", self.batches, MOST_BATCH)):
@@ -29,14 +29,14 @@ class ExportShapes:
                 raise ConfigError(f"{name}: {_listed(values)}; each must be 1 to {most}")
 
     def texts(self, default: int, most: int, reason: str) -> tuple[int, ...]:
-        """The buckets in ascending order, by default one; ConfigError for one beyond `most`."""
+        """The buckets in ascending order, by default one; ConfigError for one above `most`."""
         found = tuple(sorted(self.text)) or (default,)
         if found[-1] > most:
             raise ConfigError(f"text: a bucket of {found[-1]} tokens; {reason}: export at most {most}")
         return found
 
     def no_positions(self, family: str) -> None:
-        """ConfigError where positions are given for a model whose slots follow from its buckets."""
+        """Raise ConfigError if positions are given for a model whose slots follow from its buckets."""
         if self.positions is not None:
             raise ConfigError(f"positions: slots of the family {family} follow from text; remove it")
 

@@ -1,4 +1,4 @@
-"""Stages of a model as functions of fixed shapes, which are traced and written as graphs."""
+"""Stages of a model as functions of fixed shapes, to be traced and written as graphs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StageGraph:
     stage: StageName
     run: Callable[..., Sequence[Tensor]]
     inputs: Mapping[str, Tensor]
-    """An example of each, by name, in the order in which `run` takes them."""
+    """An example of each input, by name, in the order in which `run` takes them."""
     outputs: tuple[str, ...]
-    """Names."""
+    """Names of the outputs."""
     rows: int
     past: int = 0
     batch: int = 1
@@ -38,7 +38,7 @@ class ModelProgram:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     """Both: as in Manifest."""
     source: object = None
-    """The FlowExport or TokenExport of them."""
+    """The FlowExport or TokenExport that they come from."""
 
 
 def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:
@@ -47,5 +47,5 @@ def kv_names(layers: int, suffix: str = "") -> tuple[str, ...]:
 
 
 def pairs(tensors: Sequence[Tensor]) -> Iterator[Pair]:
-    """Keys and values of each layer, from one list."""
+    """Keys and values of each layer, from a flat list."""
     return zip(tensors[::2], tensors[1::2], strict=True)

@@ -1,8 +1,8 @@
-"""Rows, keys and values and operators of static graphs: networks that are loaded with `static_table` can be traced.
+"""Rows, keys and values, and operators of static graphs: networks loaded with `static_table` can be traced.
 
-A layout has as many rows in each sequence, with their positions and what they see as inputs. Keys and values that enter
-are inputs too, those of the rows are results. The operators decompose into standard ones: no in-place writes of slots,
-no library's fused call. Their twins are the references of the operators.
+In a layout every sequence has the same number of rows; their positions and the keys they see are inputs. So are the
+keys and values that enter; those of the rows are results. The operators decompose into standard ones: no in-place
+writes of slots, no fused calls of a library. Their twins are the reference implementations of the operators.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgeflow.kernels.varlen_attention import Sequences
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticLayout(PackedLayout):
-    """seen [B, R, n] bool: the keys that each row sees, of the past and then of the rows; at least one."""
+    """seen [B, R, n] bool: the keys that each row sees, first of the past, then of the rows; at least one."""
 
     seen_keys: Tensor
     batch: int
@@ -34,8 +34,9 @@ class StaticLayout(PackedLayout):
 
     @classmethod
     def over(cls, position: Tensor, seen: Tensor, sampled: Tensor | None = None) -> StaticLayout:
-        """position [B, R] int64: of RoPE. sampled [n] int64: rows whose output is wanted, of one sequence; by default
-        none."""
+        """A layout with position [B, R] int64 for RoPE and sampled [n] int64, the rows of one sequence whose output is
+        wanted, by default none.
+        """
         batch, rows = position.shape
         flat = position.flatten()
         return cls(
@@ -50,7 +51,7 @@ class StaticLayout(PackedLayout):
         )
 
     def of_sampled_rows(self) -> StaticLayout:
-        """The sampled rows, which are all of one sequence."""
+        """The layout of the sampled rows, which all belong to one sequence."""
         sampled = self.sampled_rows
         position = self.row_position[sampled]
         return replace(
@@ -64,8 +65,10 @@ class StaticLayout(PackedLayout):
 
 
 class StaticLayer:
-    """One layer. past: keys and values [B, T, KH, D] that enter; None where nothing does. rows: those of the graph's
-    rows [B R, KH, D], once they are made; None in a layer in which rows see only the past.
+    """One layer.
+
+    past: keys and values [B, T, KH, D] that enter; None if there are none. rows: those of the graph's rows [B R, KH,
+    D], once they are computed; None in a layer whose rows see only the past.
     """
 
     def __init__(self, past: Pair | None) -> None:
@@ -73,7 +76,7 @@ class StaticLayer:
         self.rows: Pair | None = None
 
     def enter(self, keys: Tensor, values: Tensor) -> None:
-        """Keys and values of all rows [B R, KH, D]."""
+        """Store keys and values of all rows [B R, KH, D]."""
         self.rows = keys, values
 
     def project(self, keys: Project, values: Project, flat: Tensor) -> None:  # noqa: ARG002 - all rows are meant
@@ -84,7 +87,7 @@ class StaticLayer:
         self.rows = keys(k.flatten(1)).view_as(k), values(v.flatten(1)).view_as(v)
 
     def all(self, batch: int) -> Pair:
-        """Keys and values that rows may see [B, T + R, KH, D]: the past, then the rows."""
+        """Keys and values that rows can see [B, T + R, KH, D]: the past, then the rows."""
         parts = [] if self.past is None else [self.past]
         if self.rows is not None:
             k, v = self.rows
@@ -96,7 +99,7 @@ class StaticLayer:
 
 
 class StaticKV:
-    """All layers of a graph. past: of each layer, as in StaticLayer. capacity: the positions that RoPE knows."""
+    """All layers of a graph. past: of each layer, as in StaticLayer. capacity: the number of positions for RoPE."""
 
     format = DENSE
 
@@ -109,7 +112,7 @@ class StaticKV:
 
     @property
     def slots(self) -> KVSlots:
-        """This store, as networks take one: they read its format, capacity and layers."""
+        """This store in the type that networks expect: they read its format, capacity and layers."""
         return cast("KVSlots", self)
 
 
@@ -125,7 +128,7 @@ def rope_write_kv(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - the layout says all
-    """All heads of a KV head in one product; hidden keys by -inf."""
+    """All heads of a KV head in one product; keys are hidden by -inf."""
     places = cast("StaticLayout", layout)
     hidden = ~places.seen_keys[:, None, None]  # [B, 1, 1, R, n]
 
@@ -144,7 +147,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG0
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, sequences: Sequences) -> Tensor:
-    """Sequences of one length, as those of a tower's images are."""
+    """Attention over sequences of equal length, such as the images of a tower."""
     length = sequences.longest
     if set(sequences.lengths) != {length}:
         raise ValueError("a static graph has images of one size")
@@ -163,6 +166,6 @@ REFERENCES = ("rms_norm", "add_rms_norm", "add_layer_norm", "swiglu")
 
 
 def static_table() -> OperatorTable:
-    """The table by which networks are loaded that will be traced."""
+    """The operator table for networks that are to be traced."""
     static = {each.op_name: STATIC for each in IMPLEMENTATIONS}
     return built_in_table(*IMPLEMENTATIONS).forcing(linear="gemm", **static, **dict.fromkeys(REFERENCES, REFERENCE))

@@ -1,4 +1,6 @@
-"""The stages of a model that decodes tokens: towers or embedding, prefill and decode step, of the served decoder."""
+"""The stages of a model that decodes tokens: towers or embedding, prefill and decode step of the decoder
+that serves.
+"""
 
 from __future__ import annotations
 
@@ -21,23 +23,25 @@ class TokenExport:
 
     decoder: LlamaDecoder
     embed: Callable[..., Tensor]
-    """Rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]."""
+    """Computes the rows of a prompt [1, P, E] from its inputs, the last of which is ids [1, t]."""
     images: Mapping[str, Tensor]
-    """An example of the inputs before that."""
+    """Examples of the inputs before the ids."""
     fixed_rows: int
-    """Rows of a prompt besides those of its text."""
+    """Rows of a prompt in addition to those of its text."""
     text: tuple[int, ...]
-    """Tokens of each bucket."""
+    """Tokens of each bucket of prompts."""
     positions: int
-    """T, of a slot."""
+    """T, the positions of a slot."""
     chunks: bool
-    """Prefills run after what a slot holds."""
+    """True if prefills run in chunks, each after the content of a slot."""
     batches: tuple[int, ...]
-    """Sequences of a step."""
+    """Sequences per step, one graph for each number."""
 
 
 def token_program(export: TokenExport) -> ModelProgram:
-    """Towers and prefill of each bucket, and a step of each batch; ConfigError for a bucket beyond the positions."""
+    """Towers and prefill of each bucket, and a step of each batch size; ConfigError for a bucket beyond the
+    positions.
+    """
     config, longest = export.decoder.config, export.fixed_rows + max(export.text)
     if export.positions > config.max_position_embeddings:
         raise ConfigError(
@@ -138,7 +142,7 @@ class _TokenStages:
         )
 
     def _run_once(self) -> None:
-        """Run a row, so that what the decoder derives once, the rotations, is a constant of every graph."""
+        """Run one row, so that the rotations, which the decoder computes once, become a constant of every graph."""
         with torch.no_grad():
             self.step(1).run(*self.step(1).inputs.values())
 
@@ -151,5 +155,5 @@ class _TokenStages:
         return {name: torch.zeros(shape) for name in kv_names(self._layers)}
 
     def _written(self, kv: StaticKV, batch: int) -> list[Tensor]:
-        """Keys and values of the graph's rows [B, R, KH, D] of each layer."""
+        """Keys and values of the graph's rows [B, R, KH, D], per layer."""
         return [each.reshape(batch, -1, *each.shape[1:]) for layer in kv.layers for each in layer.rows or ()]

@@ -1,4 +1,4 @@
-"""A flow policy to export as static graphs, and how other engines prepare its inputs."""
+"""A flow policy to export as static graphs, and the preprocessing that other engines need."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def export_flow(
     processors: FlowProcessors | None,
     settings: FlowSettings | None,
 ) -> ModelProgram:
-    """All stages of a checkpoint. processors, settings: None where a folder has none, as recordings of a network."""
+    """All stages of a checkpoint.
+
+    processors, settings: None if the folder has none, like recordings of a network.
+    """
     flow, sizes = architecture.flow, architecture.sizes
     if settings is not None:
         sizes = replace(sizes, steps=settings.steps or sizes.steps, candidates=settings.candidates)
@@ -54,7 +57,7 @@ def export_flow(
 def preprocessing(
     directory: Path, architecture: FlowArchitecture[Any], processors: FlowProcessors | None, steps: int
 ) -> dict[str, Any]:
-    """From observations to the inputs of the towers, and from latents to actions."""
+    """The steps from observations to the inputs of the towers, and from latents to actions."""
     flow = architecture.flow
     described: dict[str, Any] = {
         "cameras": [camera.name for camera in flow.cameras],
@@ -83,7 +86,7 @@ def preprocessing(
 
 
 def _affine(affine: Affine | None) -> dict[str, Any] | None:
-    """normalised = (x - centre) / divisor - origin, restored = (y + origin) * factor + centre"""
+    """normalised = (x - centre) / divisor - origin, restored = (y + origin) * factor + centre."""
     if affine is None:
         return None
     numbers = {name: _numbers(getattr(affine, name)) for name in ("centre", "divisor", "factor")}

@@ -1,4 +1,4 @@
-"""OpenVLA to export as static graphs, and how other engines prepare its inputs."""
+"""OpenVLA to export as static graphs, and the preprocessing that other engines need."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.tokens import prompt_text
 
 TEXT = 64
-"""Tokens of a prompt, by default."""
+"""Default tokens of a prompt."""
 
 
 def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
-    """All stages of a checkpoint; ConfigError for buckets that its positions do not hold."""
+    """All stages of a checkpoint; ConfigError for buckets that do not fit into its positions."""
     shapes.no_positions("openvla")
     policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"), table=static_table())
     most = policy.config.text.max_position_embeddings - policy.image_tokens - policy.K
@@ -47,7 +47,7 @@ def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
 
 
 def _preprocessing(directory: Path, policy: OpenVLAPolicy) -> dict[str, Any]:
-    """From observations to the inputs of the towers, and from tokens to actions."""
+    """The steps from observations to the inputs of the towers, and from tokens to actions."""
     config = load_config(directory)
     return {
         "image": asdict(config.image),

@@ -1,4 +1,4 @@
-"""Errors of a flow policy's graphs against others, step by step and of the chunk."""
+"""Errors of a flow policy's graphs against reference graphs, per step and for the chunk."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from numpy.typing import NDArray
 from edgeflow.lab.export.quantised.flow_loop import Denoised, Floats
 
 Actions = Callable[[NDArray[np.float64]], NDArray[np.float64]]
-"""Normalised [H, A] → [horizon, D] in the units of the actions."""
+"""From normalised [H, A] to [horizon, D] in the units of the actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowErrors:
-    """Relative errors: the norm of the difference over the norm of what was expected, over all candidates."""
+    """Relative errors: the norm of the difference divided by the norm of the expected values, over all candidates."""
 
     velocity: tuple[float, ...]
-    """[N]: of each step."""
+    """[N]: the error in each step."""
     x: tuple[float, ...]
-    """[N]: after each step; the last is that of the chunk."""
+    """[N]: the error after each step; the last is the error of the chunk."""
     actions: tuple[float, ...]
-    """[D]: root mean square of the difference, in the units of each number of an action."""
+    """[D]: root mean square of the difference, in the units of each action dimension."""
     largest: tuple[float, ...]
-    """[D]: difference of a number."""
+    """[D]: largest difference in each dimension."""
 
     @property
     def chunk(self) -> float:
-        """The error of the normalised chunk."""
+        """Error of the normalised chunk."""
         return self.x[-1]
 
 
@@ -47,7 +47,7 @@ def flow_errors(expected: Sequence[Denoised], found: Sequence[Denoised], actions
 
 
 def _relative(expected: Sequence[Sequence[Floats]], found: Sequence[Sequence[Floats]]) -> tuple[float, ...]:
-    """The error of each step. expected, found: [n][N] of [B, H, A]."""
+    """Error of each step. expected, found: [n][N] of [B, H, A]."""
     wanted, there = (np.asarray(each, np.float64).swapaxes(0, 1) for each in (expected, found))
     return tuple(_norm(b - a) / _norm(a) for a, b in zip(wanted, there, strict=True))
 

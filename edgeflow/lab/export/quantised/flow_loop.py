@@ -1,4 +1,4 @@
-"""Chunks of a flow policy by its stages of fixed shapes: towers, prefill, and Euler steps."""
+"""Computes chunks of a flow policy by its stages of fixed shapes: towers, prefill, and Euler steps."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from edgeflow_client.errors import ConfigError
 
 Floats = NDArray[np.float32]
 Candidate = tuple[FlowFrame, Tensor]
-"""A frame, and noise [H, A]."""
+"""A frame and its noise [H, A]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Denoised:
-    """Candidates of one run of the loop."""
+    """The candidates of one run of the loop."""
 
     x: tuple[Floats, ...]
-    """[B, H, A]: before each step, and after the last."""
+    """[B, H, A] before each step, and after the last."""
     velocity: tuple[Floats, ...]
-    """The velocity of each step."""
+    """Velocity of each step."""
 
 
 def candidates_of(frames: Sequence[FlowFrame]) -> list[Candidate]:
@@ -38,7 +38,10 @@ def candidates_of(frames: Sequence[FlowFrame]) -> list[Candidate]:
 
 
 class FlowLoop:
-    """The stages of one bucket and one batch. program: of the export. text: tokens of the bucket."""
+    """The stages of one bucket and one batch size.
+
+    program: the export. text: tokens of the bucket.
+    """
 
     def __init__(self, export: FlowExport, program: ModelProgram, text: int, batch: int) -> None:
         self._sizes = export.sizes
@@ -50,7 +53,10 @@ class FlowLoop:
         self.step = stages[StageKey(StageName.STEP, export.sizes.rows, batch)]
 
     def run(self, candidates: Sequence[Candidate], run: Run, steps: int | None = None) -> Denoised:
-        """Denoise B candidates. steps: the first so many of N. ConfigError for a frame that does not fit."""
+        """Denoise B candidates.
+
+        steps: only the first steps of the N. ConfigError for a frame that does not fit.
+        """
         prefixes = {id(frame): self._prefix(frame, run) for frame, _ in candidates}
         fixed = [prefixes[id(frame)] for frame, _ in candidates]
         given = {name: np.concatenate([each[name] for each in fixed]) for name in fixed[0]}
@@ -65,7 +71,7 @@ class FlowLoop:
         return Denoised(tuple(xs), tuple(velocities))
 
     def _prefix(self, frame: FlowFrame, run: Run) -> Arrays:
-        """The inputs of the steps of one candidate, but for x and times."""
+        """The inputs of the steps of one candidate, except x and times."""
         bucket, cameras, tokens = self._masks.bucket, len(frame.pixel_values), len(frame.prompt_ids)
         try:
             prefix, step = self._masks.prefix(cameras, tokens), self._masks.step(cameras, tokens)

@@ -1,4 +1,4 @@
-"""Frames that a quantised export is calibrated on: recorded, those of the demo's simulated robot, or random."""
+"""Frames to calibrate a quantised export on: recorded, from the demo's simulated robot, or random."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ FRAMES, RECORDED = 32, 128
 EMBEDDED = (EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY)
 RANDOM = "random frames"
 IDS = 32
-"""Token ids that random texts draw from; every vocabulary has so many."""
+"""Random texts use token ids below this number; every vocabulary has as many."""
 
 
 def calibration_frames(
     folder: Path, program: ModelProgram, recorded: Path | None, report: Report
 ) -> tuple[list[Any], str]:
-    """FRAMES prepared frames, and a name of their source.
+    """FRAMES prepared frames, and a name for their source.
 
-    recorded: a file of frames; those that are not held out are taken. Without it the embedded policies' frames are
-    those of the demo, all others' are random: good for graphs that are tried, not for those that drive a robot.
-    ConfigError for frames that the policy does not take.
+    recorded: a file of frames, of which the held-out ones are skipped. Without a file, the embedded policies use
+    frames of the demo and all others random frames: good enough to try graphs, not to drive a robot. ConfigError for
+    frames that do not fit the policy.
     """
     if recorded is not None:
         shown = [each.observation for each in read_frames(recorded) if not each.held_out]
@@ -49,7 +49,7 @@ def calibration_frames(
 
 
 def demo_frames(folder: Path, report: Report, *, held_out: int) -> list[RecordedFrame]:
-    """RECORDED frames of the demo's closed loop, and so many held-out ones."""
+    """RECORDED frames of the demo's closed loop, and `held_out` held-out ones."""
     import torch._dynamo  # noqa: F401 - tracing needs it; loaded behind Mesa, its LLVM would end the process
 
     from edgeflow.lab.quantize.policies.closed_loop import record_frames
@@ -58,13 +58,13 @@ def demo_frames(folder: Path, report: Report, *, held_out: int) -> list[Recorded
 
 
 def loaded(folder: Path) -> Any:
-    """The policy of a checkpoint, which prepares observations."""
+    """The policy of a checkpoint, to prepare observations with."""
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=built_in_table())
     return family_of(folder).load(folder, settings_of(folder), LoadOptions()).load(placement)
 
 
 def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
-    """Observations as a policy prepares them; ConfigError for those that it does not take."""
+    """Observations prepared by a policy; ConfigError for those that do not fit it."""
     try:
         return [policy.prepare(each) for each in observations]
     except (InvalidArgument, ValueError) as error:
@@ -72,8 +72,9 @@ def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
 
 
 def random_frames(program: ModelProgram, count: int, seed: int = 0) -> list[Any]:
-    """Frames of random pixels in [-1, 1], a text of random tokens as long as the largest bucket, and a normal state; of
-    a chat model, texts of two chunks."""
+    """Frames of random pixels in [-1, 1], a text of random tokens as long as the largest bucket, and a normally
+    distributed state; for a chat model, texts of two chunks.
+    """
     generator = torch.Generator().manual_seed(seed)
     return [_random(program, generator) for _ in range(count)]
 
@@ -97,7 +98,7 @@ def _random(program: ModelProgram, generator: torch.Generator) -> Any:
 
 
 def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """At most so many items, evenly from all of them."""
+    """At most `count` items, evenly spaced over all."""
     if len(items) <= count:
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]

@@ -1,8 +1,8 @@
-"""The number that stands for hidden scores in a model, in place of minus infinity (EdgeFM appendix B.3).
+"""The number that replaces minus infinity for the hidden scores of a model (EdgeFM appendix B.3).
 
-Below the lowest of all rows' largest visible scores by so much that the hidden keys of a row get less than a quarter of
-a step of the softmax's result together: the softmax rounds each of them to 0, and the range of the scores grows as
-little as may be.
+It lies below the lowest of all rows' largest visible scores, so far that the hidden keys of a row together get less
+than a quarter of a step of the softmax's result: the softmax rounds each of them to 0, and the range of the scores
+grows as little as possible.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edgeflow.lab.export.request import ACTIVATIONS, Precision
 def calibrate_mask(
     traced: Traced, inputs: Sequence[Mapping[str, NDArray[Any]]], precision: Precision = Precision.INT16
 ) -> float:
-    """The largest number that serves a stage on these inputs; infinite where it hides nothing.
+    """The largest number that works for a stage on these inputs; infinite if the stage hides nothing.
 
     traced: without the rewrite finite-mask. The number of a model is the lowest of its stages. FLOAT32 counts as 16
     bits.
@@ -37,12 +37,12 @@ def calibrate_mask(
 
 
 def margin(keys: int, bits: int) -> float:
-    """log(2^(bits + 1) keys): so far below the largest of `keys` scores all others weigh 2^-(bits + 1) together."""
+    """log(2^(bits + 1) keys): scores lower than the largest by this margin together weigh at most 2^-(bits + 1)."""
     return math.log(2.0 ** (bits + 1) * keys)
 
 
 class _Watch(Interpreter):
-    """lowest: of the rows' largest visible scores, by the number of keys."""
+    """Runs a graph. lowest: the lowest of the rows' largest visible scores, by the number of keys."""
 
     def __init__(self, module: GraphModule) -> None:
         super().__init__(module)

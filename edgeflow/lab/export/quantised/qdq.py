@@ -31,7 +31,7 @@ from edgeflow_client.errors import ConfigError
 PRODUCTS = ("MatMul", "Gemm")
 ELEMENTWISE = ("Add", "Mul", "Sub", "Neg", "Where", "Softmax", "Sigmoid", "Gelu", "Erf", "Concat")
 MOVES = ("Transpose", "Reshape", "Slice", "Split", "Squeeze", "Unsqueeze")
-"""Their results have the scale of their input."""
+"""Operators whose results have the scale of their input."""
 OPERATORS = (*PRODUCTS, *ELEMENTWISE, *MOVES)
 STATISTICS = ("Pow", "ReduceMean", "Sqrt", "Reciprocal")
 LOWEST, HIGHEST = "lowest", "highest"
@@ -40,10 +40,10 @@ LOWEST, HIGHEST = "lowest", "highest"
 def quantise(
     model: ir.Model, calibration: Sequence[Mapping[str, NDArray[Any]]], precision: Precision, report: Report
 ) -> ir.Model:
-    """The graph in a precision; the model itself in FLOAT32. calibration: inputs of this graph.
+    """The graph in a precision; the model itself for FLOAT32.
 
-    ConfigError where scores are hidden by minus infinity, without calibration inputs, or for ranges that are not
-    finite.
+    calibration: inputs of this graph. ConfigError if scores are hidden by minus infinity, without calibration inputs,
+    or for ranges that are not finite.
     """
     if precision is Precision.FLOAT32:
         return model
@@ -91,7 +91,7 @@ def _quantised(proto: onnx.ModelProto, ranges: Mapping[str, Range], precision: P
 
 
 def _statistics(graph: onnx.GraphProto) -> list[str]:
-    """The nodes that compute norms: statistics, what is added to a mean, and what a reciprocal scales."""
+    """The nodes that compute norms: statistics, additions to a mean, and products with a reciprocal."""
     maker = {name: node.op_type for node in graph.node for name in node.output}
     kept = []
     for node in graph.node:
@@ -120,7 +120,7 @@ class Range:
 
     lowest: float
     highest: float
-    """Both: of all elements."""
+    """Both: over all elements."""
 
 
 def float_ranges(
@@ -128,7 +128,7 @@ def float_ranges(
 ) -> dict[str, Range]:
     """The range of every float32 tensor that is an input or a result of a node, by name.
 
-    The graph computes its own extrema, so that no tensor leaves it. The model is unchanged.
+    The graph computes its own extrema, so that only these are copied out of it. The model is unchanged.
     """
     names = [str(value.name) for value in _floats(model)]
     lowest, highest = np.full(len(names), np.inf), np.full(len(names), -np.inf)
@@ -146,7 +146,7 @@ def _floats(model: ir.Model) -> list[ir.Value]:
 
 
 def _watched(model: ir.Model) -> ir.Model:
-    """A copy of the model whose outputs are the extrema of its float tensors, in their order [n]."""
+    """A copy of the model that outputs the extrema of its float tensors, in their order [n]."""
     watched = model.clone()
     graph, floats = watched.graph, _floats(watched)
     whole = ir.Value(name="watched.shape", const_value=ir.tensor(np.array([1]), name="watched.shape"))

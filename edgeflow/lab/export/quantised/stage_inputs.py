@@ -1,6 +1,7 @@
-"""Inputs of every stage over recorded frames, as a runtime gives them: what quantised graphs are calibrated on.
+"""Inputs of every stage over recorded frames, as a runtime provides them: quantised graphs are calibrated on these.
 
-Of a flow policy all denoising steps are recorded (EdgeFM appendix B.4), of tokens all decode steps; or the first only.
+For a flow policy all denoising steps are recorded (EdgeFM appendix B.4), for tokens all decode steps; or only the
+first.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from edgeflow_client.errors import ConfigError
 Steps = Literal["all", "first"]
 StageInputs = Mapping[StageKey, list[Arrays]]
 MOST_TOKENS = 32
-"""The longest recorded answer of a model whose answers have no fixed length."""
+"""Longest recorded answer of a model whose answers have no fixed length."""
 Item = TypeVar("Item")
 
 
 def record_stage_inputs(program: ModelProgram, frames: Sequence[Any], steps: Steps = "all") -> StageInputs:
-    """The inputs of each stage by its key.
+    """The inputs of each stage, by its key.
 
-    frames: FlowFrames of a flow policy, PreparedFrames of a model that decodes. Every bucket sees all frames, their
-    text cut to its length; all steps are those of the largest bucket. The inputs of an answer's steps share the keys
-    and values of its prompt. ConfigError without frames, or for one that does not fit.
+    frames: FlowFrames of a flow policy, PreparedFrames of a model that decodes. Every bucket sees all frames, with
+    their text cut to its length; all steps are those of the largest bucket. The inputs of an answer's steps share the
+    keys and values of its prompt. ConfigError without frames, or for a frame that does not fit.
     """
     if not frames:
         raise ConfigError("calibration: has no frames; at least one is needed, better 32 or more")
@@ -57,7 +58,7 @@ class _LoopStages(Protocol):
 
 
 class _Loops(Protocol):
-    """The loops of a model."""
+    """The loops of a model, one per bucket and batch size."""
 
     texts: tuple[int, ...]
     """Text lengths of its buckets, ascending."""
@@ -67,7 +68,7 @@ class _Loops(Protocol):
     def of(self, text: int, batch: int) -> _LoopStages: ...
 
     def cut(self, frame: Any, text: int) -> Any:
-        """A frame for a bucket."""
+        """Cut a frame's text to the length of a bucket."""
         ...
 
     def prefix(self, loop: Any, frame: Any, run: Run) -> None:
@@ -131,7 +132,7 @@ class _TokenLoops:
 
 
 class _Recording:
-    """Runs stages by torch and keeps the inputs of those that are wanted."""
+    """Runs stages by torch and keeps the inputs of the selected ones."""
 
     def __init__(self, found: dict[StageKey, list[Arrays]], wanted: Collection[StageGraph]) -> None:
         self._found = found
@@ -145,6 +146,6 @@ class _Recording:
 
 
 def _groups(items: Sequence[Item], size: int) -> Iterator[list[Item]]:
-    """All items in groups of one size; the last is filled up with the first items."""
+    """All items in groups of one size; the last group is filled up with the first items."""
     for start in range(0, len(items), size):
         yield [items[index % len(items)] for index in range(start, start + size)]

@@ -1,4 +1,4 @@
-"""Runs of single stages over arrays, by torch or by a graph, and their names."""
+"""Runs of single stages over arrays, by torch or by a graph, and the keys of stages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgeflow.lab.export.graphs.stages import StageGraph
 Array = NDArray[Any]
 Arrays = dict[str, Array]
 Run = Callable[[StageGraph, Arrays], Sequence[Array]]
-"""Computes a stage: its inputs by name, in their order → its outputs."""
+"""Computes the outputs of a stage from its inputs, which are given by name and in order."""
 FILE, WEIGHTS = "graph.onnx", "graph.data"
 
 
 class StageKey(NamedTuple):
-    """A stage among those of a model: its bucket is known by its rows."""
+    """Identifies a stage of a model; its number of rows identifies the bucket."""
 
     stage: StageName
     rows: int
@@ -38,20 +38,20 @@ def stage_key(stage: StageGraph) -> StageKey:
 
 @torch.inference_mode()
 def run_torch(stage: StageGraph, inputs: Mapping[str, Array]) -> list[Array]:
-    """Compute a stage by the functions that are traced."""
+    """Compute a stage by the functions that were traced."""
     given = [torch.from_numpy(np.ascontiguousarray(inputs[name])) for name in stage.inputs]
     return [each.numpy() for each in stage.run(*given)]
 
 
 def padded(values: Array, length: int) -> Array:
-    """values [n, ...], n up to `length`, zeros after them: [length, ...]"""
+    """values [n, ...] followed by zeros: [length, ...]."""
     found = np.zeros((length, *values.shape[1:]), values.dtype)
     found[: len(values)] = values
     return found
 
 
 def session_of(model: ir.Model) -> Any:
-    """A session over a graph, by way of a temporary file: a graph in memory may have 2 GB at most."""
+    """A session over a graph, through a temporary file: a graph in memory is limited to 2 GB."""
     import onnxruntime
 
     options = session_options(Runtime(threads=torch.get_num_threads()))
@@ -62,7 +62,7 @@ def session_of(model: ir.Model) -> Any:
 
 
 class GraphRun:
-    """Computes stages by their graphs: a Run."""
+    """Computes stages by their graphs; a Run."""
 
     def __init__(self, models: Mapping[StageKey, ir.Model]) -> None:
         self._sessions = {key: session_of(model) for key, model in models.items()}

@@ -1,4 +1,4 @@
-"""Tokens of a model by its stages of fixed shapes: towers, prefill, and greedy decode steps."""
+"""Computes tokens of a model by its stages of fixed shapes: towers, prefill, and greedy decode steps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PIXELS = "pixel_values"
 
 
 class TokenLoop:
-    """The stages of one bucket and one batch. text: tokens of the bucket.
+    """The stages of one bucket and one batch size. text: tokens of the bucket.
 
-    All steps of an answer have the same arrays for its slot: later rows enter them in place, where the masks of earlier
+    All steps of an answer use the same arrays for its slot: later rows enter them in place, where the masks of earlier
     inputs hide them. Copies of a slot for each token would not fit in memory.
     """
 
@@ -35,7 +35,7 @@ class TokenLoop:
         self._heads = program.kv.kv_heads, program.kv.head_dim
 
     def run(self, frames: Sequence[PreparedFrame], run: Run, tokens: int) -> list[list[int]]:
-        """The first so many tokens [B][tokens] of B frames; ConfigError for a frame that does not fit."""
+        """The first `tokens` tokens of B frames [B][tokens]; ConfigError for a frame that does not fit."""
         begun = [self._prefix(frame, run, tokens) for frame in frames]
         lengths = np.array([length for length, _, _ in begun])
         past = {name: np.concatenate([kv[name] for _, _, kv in begun]) for name in begun[0][2]}
@@ -67,7 +67,7 @@ class TokenLoop:
         return held, first, slot
 
     def _chunks(self, frame: PreparedFrame, tokens: int) -> list[Array]:
-        """The ids of each chunk; a prompt is one where prefills do not read slots."""
+        """The ids of each chunk; a prompt is a single chunk if prefills do not read slots."""
         ids = np.array(frame.prompt_ids, np.int64)
         whole = self.prefill.past == 0
         if (whole and len(ids) > self._text) or self._fixed + len(ids) + tokens - 1 > self._past:
@@ -78,7 +78,7 @@ class TokenLoop:
         return [ids[start : start + self._text] for start in range(0, max(len(ids), 1), self._text)]
 
     def _chunk(self, held: int, count: int) -> Arrays:
-        """The places of a prefill's rows: `count` after those that are held; padding rows see themselves."""
+        """Masks and positions of a prefill's rows: `count` after the held ones; padding rows see themselves."""
         rows, past = self.prefill.rows, self.prefill.past
         seen = np.zeros((rows, past + rows), bool)
         seen[:, past:] = np.eye(rows, dtype=bool)

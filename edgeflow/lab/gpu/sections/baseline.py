@@ -17,8 +17,8 @@ import torch
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import built_in_table
-from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import SectionSetting, SkipError
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import TEXT_SIZES, PolicySize, policy_tensors, random_frames
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

@@ -18,8 +18,8 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import generate
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS, PREFILL_ROWS, scaled_ms, text_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.models.chat import ChatModel

@@ -26,8 +26,8 @@ from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, attention_work, linear_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat, random_request
 from edgeflow.lab.gpu.subjects.random_weights import random_weights

@@ -17,12 +17,12 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.policy import Placement
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import passes_of
 from edgeflow.lab.gpu.subjects.flow_floors import chunk_floor_s, pipelined_floor_s, prefix_work, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
-from edgeflow.lab.verify.policies.flow.runs import NetworkAlone
+from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.kernels.timing import median_us
-from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import OffError, SectionSetting
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
 from edgeflow.policies.openvla.preprocess import DevicePreprocessor, Preprocessor
 

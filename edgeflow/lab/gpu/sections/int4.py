@@ -21,10 +21,10 @@ from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import Choice, OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us
-from edgeflow.lab.gpu.order import INT4_MODELS, LEFT_OUT, Found
+from edgeflow.lab.gpu.section_order import INT4_MODELS, LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
 from edgeflow.lab.gpu.sections.policy_speed import pipelined, timed, ways
-from edgeflow.lab.gpu.setting import OffError, SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.floors import awq_weight_bytes, awq_work
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, pass_times, random_chat, random_request

@@ -16,8 +16,8 @@ from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import FLOAT
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import OffError, SectionSetting, named
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, named
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 from edgeflow.lab.trials.cases import TrialCase
 from edgeflow.lab.trials.catalogue import small_cases

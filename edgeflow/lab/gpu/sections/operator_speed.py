@@ -11,9 +11,9 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.kernels.timing import last_level_cache, median_us, rotating
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.sections.kernel_checks import policy_shape
-from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow.lab.trials.model_cases import model_cases

@@ -16,9 +16,9 @@ from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.sections.token_checks import differing
-from edgeflow.lab.gpu.setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, frames_per_s, passes_per_s, policy_of
 from edgeflow.lab.gpu.subjects.floors import pipelined_floor_s, serial_floor_s
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_frames

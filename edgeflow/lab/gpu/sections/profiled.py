@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.lab.gpu.order import Found
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.sections.policy_speed import ways
-from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, finish_times, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import random_frames
 from edgeflow.scheduler.plan import Pass, Ref

@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any
 
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import CLOSING_S, OffError, SectionSetting, SkipError
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import CLOSING_S, OffError, SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.random_policy import SERVED, write_checkpoint
 
 COMMAND = (sys.executable, "-m", "edgeflow.cli")

@@ -12,8 +12,8 @@ from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_ser
 from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.lab.gpu.order import Found
-from edgeflow.lab.gpu.setting import OffError, SectionSetting, named
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, named
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames
 from edgeflow.scheduler.scheduler import Scheduler

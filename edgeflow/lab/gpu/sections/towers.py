@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.timing import median_us
-from edgeflow.lab.gpu.order import LEFT_OUT, Found
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import policy_of
 from edgeflow.lab.gpu.subjects.floors import tower_work
 from edgeflow.policies.openvla.policy import OpenVLAPolicy

@@ -7,10 +7,10 @@ from functools import partial
 from time import monotonic
 
 from edgeflow.kernels.table.model_shape import ModelShape
-from edgeflow.lab.gpu.order import Found
+from edgeflow.lab.gpu.section_order import Found
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.sections.chat_speed import models
 from edgeflow.lab.gpu.sections.kernel_checks import model_shape, policy_shape
-from edgeflow.lab.gpu.setting import SectionSetting
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.lab.tuning.operators import tune

@@ -12,7 +12,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.policy import PreparedFrame, TokenPolicy
-from edgeflow.lab.gpu.setting import SectionSetting
+from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.random_policy import PolicySize, random_policy
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef

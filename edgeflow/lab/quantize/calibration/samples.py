@@ -1,6 +1,6 @@
-"""Calibration samples, joined and cut into blocks as AutoAWQ does, and other text to judge the result on.
+"""Calibration samples, joined and cut into blocks as AutoAWQ does, and other text to evaluate the result on.
 
-They are paragraphs of a file, dialogs of the embedded chat model, or texts that a model writes itself.
+They are paragraphs of a file, dialogs of the embedded chat model, or texts that the model writes itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgeflow_client.files import read_regular
 LENGTH = 512
 BLOCKS = 16
 HELD_OUT_SHARE = 8
-"""One sample of this many is held out."""
+"""One sample in this many is held out."""
 HELD_OUT_TOKENS = 8 * LENGTH
 MAX_FILE_BYTES = 64 << 20
 BUILT_IN_TEXT = Path(__file__).with_name("text.md")
@@ -36,30 +36,33 @@ HELD_OUT_DIALOGS = 40
 WRITTEN_TOKENS = 256
 HELD_OUT_WRITTEN = 16
 HELD_OUT_SEED = 1000
-"""Seeds from here on are those of held-out texts."""
+"""Seeds from this one on generate held-out texts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CalibrationTokens:
-    """Token ids."""
+    """Token ids of a calibration."""
 
     name: str
-    """The name of their source."""
+    """Name of their source."""
     blocks: Tensor
     """int64 [16, 512], for the search."""
     held_out: tuple[Tensor, ...]
-    """Texts of at most 512, for the report."""
+    """Texts of at most 512 tokens, for the report."""
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all tokens: two calibrations with the same one are the same."""
+        """SHA-256 of all tokens: equal for equal calibrations."""
         flat = torch.cat([self.blocks.flatten(), *self.held_out])
         return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
 
 def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[Sequence[int]]) -> CalibrationTokens:
-    """Samples of more than 512 tokens are dropped, the others joined without a separator and cut into blocks; what is
-    over is dropped. ConfigError where they are too few, with the tokens that are needed."""
+    """Drop samples of more than 512 tokens, join the others without a separator and cut them into blocks; drop the
+    remainder.
+
+    ConfigError if there are too few, with the number of tokens needed.
+    """
     kept = [sample for sample in samples if len(sample) <= LENGTH]
     flat = [token for sample in kept for token in sample]
     texts = [torch.tensor(text) for text in held_out if 1 < len(text) <= LENGTH]
@@ -75,7 +78,7 @@ def of_samples(name: str, samples: Iterable[Sequence[int]], held_out: Iterable[S
 def of_text(path: Path, tokenizer: TextTokenizer, seed: int, name: str = "") -> CalibrationTokens:
     """The paragraphs of a text file (UTF-8, separated by empty lines) are the samples.
 
-    Every eighth is held out, the others are shuffled by the seed. name: the file's path where empty.
+    Every eighth is held out; the seed shuffles the others. name: the file's path if empty.
     """
     name = name or str(path)
     paragraphs = _paragraphs(path)
@@ -97,7 +100,7 @@ def _paragraphs(path: Path) -> list[str]:
 
 
 def _up_to(tokens: int, samples: Iterable[Sequence[int]]) -> list[Sequence[int]]:
-    """The first samples that hold this many tokens together."""
+    """The first samples that together hold this many tokens."""
     found: list[Sequence[int]] = []
     for sample in samples:
         if sum(map(len, found)) >= tokens:
@@ -115,9 +118,9 @@ def dialog_calibration(tokenizer: TextTokenizer, template: ChatTemplate, seed: i
 
 
 def written_calibration(folder: Path, seed: int, progress: Callable[[int, int], None]) -> CalibrationTokens:
-    """Texts that the model writes from its first token, at temperature 1; ConfigError for a tokenizer without one.
+    """Texts that the model writes from its first token, at temperature 1; ConfigError if its tokenizer has none.
 
-    progress: called with the tokens written and those needed.
+    progress: called with the tokens written and the tokens needed.
     """
     writer = Writer(folder)
     needed = BLOCKS * LENGTH
@@ -130,7 +133,7 @@ def written_calibration(folder: Path, seed: int, progress: Callable[[int, int], 
 
 
 class Writer:
-    """A model that writes texts of at most some tokens; ConfigError where its tokenizer puts no token before a text."""
+    """A model that writes texts of limited length; ConfigError if its tokenizer puts no token before a text."""
 
     def __init__(self, folder: Path, tokens: int = WRITTEN_TOKENS) -> None:
         self._model = load_chat_model(folder, torch.float32, torch.device("cpu"))
@@ -143,7 +146,7 @@ class Writer:
         self._engine = ChatEngine(self._model, self._model.decoder.kv_slots(1, tokens))
 
     def text(self, seed: int) -> list[int]:
-        """The token ids of a text, its first token with them; the same seed gives the same text."""
+        """The token ids of a text, including the first token; the same seed gives the same text."""
         params = SamplingParams(max_tokens=self._tokens - len(self._first), temperature=1.0, seed=seed)
         generation = Generation(self._engine, self._model.prompt(self._first), params)
         for _ in generate(self._engine, generation, LENGTH):
@@ -152,7 +155,7 @@ class Writer:
 
 
 def _dialogs(seed: str, tokenizer: TextTokenizer, template: ChatTemplate, *, held_out: bool) -> Iterator[list[int]]:
-    """Conversations of 1 to 4 questions, without end."""
+    """Conversations of 1 to 4 questions, endlessly."""
     source, number = DialogSource(seed, held_out=held_out), 0
     while True:
         dialog = source.draw(number % MOST_QUESTIONS + 1)

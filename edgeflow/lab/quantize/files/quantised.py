@@ -19,19 +19,22 @@ LARGEST = torch.finfo(torch.float16).max
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Storing:
-    """The form in which the tensors of a block are stored."""
+    """How the tensors of a block are stored."""
 
     choice: BlockChoice
     group: int
-    """G."""
+    """G, the inputs per group."""
     plus_one: bool
-    """Norms are stored less one."""
+    """Norms are stored minus one."""
     prefix: str = ""
     """The beginning of their published names."""
 
     def stored(self, name: str, tensor: Tensor) -> AwqWeight | Tensor:
         """A tensor of the block with the scales and limits of the choice: the weight of a linear in 4 bits, others in
-        float16; CheckpointError for numbers that float16 cannot hold. name: below the block's; tensor: float32."""
+        float16; CheckpointError for numbers that do not fit into float16.
+
+        name: relative to the block; tensor: float32.
+        """
         operation, _, part = name.rpartition(".")
         if operation in LINEARS and part == "weight":
             return self._linear(name, self.choice.linear(operation, tensor))
@@ -55,12 +58,12 @@ class Storing:
 
 
 def gemm_tensors(name: str, weight: AwqWeight) -> dict[str, Tensor]:
-    """The tensors that a checkpoint holds for a linear, by their names."""
+    """The tensors that a checkpoint stores for a linear, by name."""
     return {f"{name}.{part}": tensor for part, tensor in zip(PARTS, weight.gemm(), strict=True)}
 
 
 def in_float16(name: str, values: Tensor) -> Tensor:
-    """Values rounded to float16; CheckpointError where one is too large for it or not a number."""
+    """Values rounded to float16; CheckpointError if one is too large or not a number."""
     half = values.to(torch.float16)
     if half.numel() and not torch.stack(half.aminmax()).isfinite().all():
         largest = values.abs().max().item()
@@ -78,14 +81,16 @@ def quantised_block(block: DecoderBlock, choice: BlockChoice, group: int) -> Dec
 
 
 def check_block(block: DecoderBlock, choice: BlockChoice, group: int, prefix: str) -> None:
-    """CheckpointError for a tensor of a block that float16 cannot hold with the choices. prefix: as in Storing."""
+    """Raise CheckpointError if a tensor of a block with its choices does not fit into float16. prefix: as in
+    Storing.
+    """
     storing = Storing(choice=choice, group=group, plus_one=block.shape.plus_one, prefix=prefix)
     for name, tensor in block.tensors.items():
         storing.stored(name, tensor)
 
 
 def check_outside(decoder: DecoderTensors) -> None:
-    """CheckpointError for the embedding, the final norm or the head of a decoder where float16 cannot hold it."""
+    """Raise CheckpointError if the embedding, the final norm or the head of a decoder does not fit into float16."""
     for name in dict.fromkeys((f"{decoder.stem}embed_tokens.weight", f"{decoder.stem}norm.weight", decoder.head)):
         if name in decoder.weights:
             in_float16(name, decoder.weights[name])

@@ -1,4 +1,4 @@
-"""A checkpoint that is to be quantised: its files, decoder and group size, and the modules that stay floats."""
+"""A checkpoint to quantise: its files, decoder and group size, and the modules that stay floats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from edgeflow.kernels.awq import PER_WORD
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.lab.quantize.search.block import GATE, UP
 from edgeflow.lab.quantize.search.decoder import DecoderTensors, linear_shapes
 from edgeflow.models.chat import STEMS
@@ -27,17 +27,16 @@ VISION = "visual"
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """The group size and the width of the MLP with which a decoder is quantised."""
+    """The group size and the MLP width with which a decoder is quantised."""
 
     group: int
     inner: int
 
 
 def grouping(config: LlamaConfig, wanted: int | None = None) -> Grouping:
-    """The group that was asked for, else the largest of 64 and 32 that divides every input width; CheckpointError where
-    none does.
+    """The requested group, or the larger of 64 and 32 that divides every input width; CheckpointError if neither does.
 
-    An MLP width that no group divides is filled up to the next multiple.
+    An MLP width that no group divides is padded to the next multiple.
     """
     outside = (config.hidden_size, config.q_width)
     tried = (wanted,) if wanted else DEFAULT_GROUPS
@@ -53,7 +52,7 @@ def grouping(config: LlamaConfig, wanted: int | None = None) -> Grouping:
 
 
 def _packable(config: LlamaConfig, found: Grouping) -> Grouping:
-    """CheckpointError where the GEMM layout cannot hold the outputs of a linear."""
+    """Raise CheckpointError if the GEMM layout cannot hold the outputs of a linear."""
     for linear, (outputs, _) in linear_shapes(config).items():
         outputs = found.inner if linear in (GATE, UP) else outputs
         if outputs % PER_WORD:
@@ -80,7 +79,7 @@ class Source:
 
 
 def open_chat_source(folder: Path, group: int | None = None) -> Source:
-    """A Llama, Qwen2, Qwen3 or Qwen2.5-VL checkpoint; CheckpointError where it is none, or quantised already.
+    """A Llama, Qwen2, Qwen3 or Qwen2.5-VL checkpoint; CheckpointError for any other, or if it is quantised already.
 
     group: see `grouping`.
     """

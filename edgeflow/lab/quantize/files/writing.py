@@ -27,10 +27,10 @@ HALF = "float16"
 def write_checkpoint(
     source: Source, choices: Sequence[BlockChoice], out: Path, done: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Write all files of the quantised checkpoint into a folder that exists. done: called with each file's number.
+    """Write all files of the quantised checkpoint into an existing folder. done: called with each file's number.
 
-    Linears of the decoder become qweight, qzeros and scales; its other tensors float16, as AutoAWQ writes them; the
-    tensors of other parts are copied. config.json comes last: a folder without it is not taken for a checkpoint.
+    Linears of the decoder become qweight, qzeros and scales; its other tensors float16, as AutoAWQ writes them;
+    tensors of other parts are copied. config.json comes last: a folder without it does not count as a checkpoint.
     """
     places: dict[str, str] = {}
     for number, path in enumerate(source.files):
@@ -47,8 +47,9 @@ def write_checkpoint(
 
 
 def quantised_config(source: Source) -> dict[str, Any]:
-    """config.json of the quantised checkpoint: the source's, with `quantization_config`, the width of the MLP and the
-    dtype."""
+    """config.json of the quantised checkpoint: the source's, with `quantization_config`, the MLP width and the
+    dtype.
+    """
     values = _with_width(dict(source.config), source)
     for name in ("torch_dtype", "dtype"):
         if name in values and not source.kept:
@@ -65,7 +66,7 @@ def quantised_config(source: Source) -> dict[str, Any]:
 
 
 def _with_width(values: dict[str, Any], source: Source) -> dict[str, Any]:
-    """The values with the padded width of the MLP, in the part where the source states it."""
+    """The values with the padded MLP width, in the section that states it in the source."""
     if source.grouping.inner == source.decoder.config.intermediate_size:
         return values
     if isinstance(values.get("text_config"), Mapping):
@@ -74,14 +75,14 @@ def _with_width(values: dict[str, Any], source: Source) -> dict[str, Any]:
 
 
 def converted(source: Source, choices: Sequence[BlockChoice], name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """The tensors that are written for one tensor of the source, by name."""
+    """The tensors written for one tensor of the source, by name."""
     decoder, grouping = source.decoder, source.grouping
     index, rest = decoder.place(name)
     if index is None:
         held = decoder.holds(name) and tensor.dtype in FLOATS
         return {name: in_float16(name, tensor) if held else tensor}
     if index >= len(choices):
-        return {name: tensor}  # a layer that is not used
+        return {name: tensor}  # a layer that is not executed
     storing = Storing(
         choice=choices[index],
         group=grouping.group,
@@ -101,7 +102,7 @@ def _quantised_file(path: Path, source: Source, choices: Sequence[BlockChoice]) 
 
 
 def copy_files(folder: Path, out: Path) -> None:
-    """Copy the tokenizer, templates and settings of a checkpoint, as they are."""
+    """Copy the tokenizer, templates and settings of a checkpoint unchanged."""
     for pattern in HUB_FILES:
         for path in folder.glob(pattern):
             if path.is_file() and path.suffix != ".safetensors" and path.name not in (CONFIG_FILE, INDEX_FILE):

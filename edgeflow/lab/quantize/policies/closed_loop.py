@@ -1,4 +1,4 @@
-"""Frames of a calibration recorded on the spot: the policy in closed loop with the demo's simulated robot."""
+"""Frames for a calibration, recorded on the spot: the policy in closed loop with the demo's simulated robot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.engine.control.tracks import observation_of
+from edgeflow.engine.control.records import observation_of
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
@@ -21,12 +21,11 @@ from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow_client.types import Mode
 
 PROFILE = DeviceProfile("recording", prefill_ns=50_000_000, decode_ns=15_000_000, packed_ns=50_000_000)
-"""About the pass times of a large policy on a desktop GPU: frames follow each other as they do there."""
+"""Roughly the pass times of a large policy on a desktop GPU, so that frames follow each other as they do there."""
 PERIOD_S = 0.05
 HELD_OUT_EPISODE = 1_990_000
 FIRST_EPISODE = 2_000_000
-"""Episodes from here on are calibrated on. The held-out ones are below, where no seed leads; those of trainings are
-below both."""
+"""First episode for calibration. Held-out episodes lie below, where no seed leads; training episodes lie below both."""
 SEED_STRIDE = 1_000
 HELD_OUT_FRAMES = 300
 
@@ -36,8 +35,7 @@ def record_frames(
 ) -> list[RecordedFrame]:
     """The frames that the policy answers in episodes of this seed, and those of the held-out episodes.
 
-    shown, held_out: so many of them.
-    Passes take the times of PROFILE, one frame after the other; the objects are still.
+    shown, held_out: how many. Passes take the times of PROFILE, one frame after another; the objects are still.
     """
     built = build_engine(ServiceConfig(model=str(folder), max_sessions=1))
     first = FIRST_EPISODE + SEED_STRIDE * seed
@@ -52,7 +50,7 @@ def record_frames(
 def _recorded(
     built: BuiltEngine, first: int, count: int, done: Callable[[int], None], *, held_out: bool
 ) -> list[RecordedFrame]:
-    """The first so many frames of the episodes from a number on."""
+    """The first `count` frames of the episodes starting at `first`."""
     found: list[RecordedFrame] = []
     for episode, observations in _episodes(built, first):
         found += [RecordedFrame(episode=episode, observation=each, held_out=held_out) for each in observations]
@@ -63,7 +61,7 @@ def _recorded(
 
 
 def _episodes(built: BuiltEngine, first: int) -> Iterator[tuple[int, list[Observation]]]:
-    """Episodes without end, with the observations that were answered in each."""
+    """Endless episodes, with the observations that were answered in each."""
     observations: list[Observation] = []
     inputs, program = built.engine.policy.inputs, program_of(built.engine)
 
@@ -85,7 +83,7 @@ def _episodes(built: BuiltEngine, first: int) -> Iterator[tuple[int, list[Observ
 
 
 def _copied(observation: Observation) -> Observation:
-    """An observation that keeps its pixels."""
+    """An observation with its own copy of the pixels."""
     images = {name: Image(image.height, image.width, bytes(image.data)) for name, image in observation.images.items()}
     return Observation(
         images=images, instruction=observation.instruction, state=observation.state, stamp_ns=observation.stamp_ns

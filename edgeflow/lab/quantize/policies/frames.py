@@ -1,9 +1,9 @@
-"""Recorded frames of a policy: what a calibration of it and the report of its errors are made of.
+"""Recorded frames of a policy, for calibrations and for the report of their errors.
 
 A file of frames is safetensors: the pixels of frame 3 are `3.image.CAMERA`, uint8 [h, w, 3], its state vectors
 `3.state.NAME`, float64 [n]. The metadata's entry `frames` is a JSON list, in the order of the frames, of objects with
-`episode`, `instruction`, `held_out` and `stamp_ns`. Names are those of the policy. Held-out frames are of episodes
-that no other frame is of.
+`episode`, `instruction`, `held_out` and `stamp_ns`. Names are those of the policy. Held-out frames come from episodes
+that have no other frames.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from edgeflow.lab.outputs import write_tensors
 from edgeflow_client.errors import ConfigError
 
 FRAMES = 128
-"""Frames that a search is calibrated on, at most."""
+"""Largest number of frames that a search is calibrated on."""
 FEWEST_FRAMES = 16
 MOST_HELD_OUT = 512
 MOST_STORED = 4096
@@ -43,7 +43,7 @@ class RecordedFrame:
     episode: int
     observation: Observation
     held_out: bool = False
-    """It is for the report."""
+    """True for a frame of the report, not of the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CalibrationFrames:
     """Observations of different episodes."""
 
     name: str
-    """The name of their source."""
+    """Name of their source."""
     shown: tuple[Observation, ...]
     """For the search."""
     held_out: tuple[Observation, ...]
@@ -59,7 +59,7 @@ class CalibrationFrames:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all of them: two sets with the same one are the same."""
+        """SHA-256 of all frames: equal for equal sets."""
         found = hashlib.sha256()
         for observation in (*self.shown, *self.held_out):
             found.update(f"{observation.instruction!r} {observation.stamp_ns} {dict(observation.state)!r}".encode())
@@ -70,9 +70,9 @@ class CalibrationFrames:
 
 
 def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> CalibrationFrames:
-    """The frames of a search and of its report; the seed draws the former where there are more than are needed.
+    """The frames of a search and of its report; the seed selects the former if there are more than needed.
 
-    ConfigError where they are too few, or an episode is in both.
+    ConfigError if there are too few, or if an episode is in both.
     """
     shown = [each for each in frames if not each.held_out]
     held_out = [each for each in frames if each.held_out]
@@ -93,7 +93,9 @@ def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Calibration
 
 
 def check_kept(path: Path, out: Path) -> None:
-    """ConfigError for a file that frames cannot be written to; out: the folder of the checkpoint, which stays empty."""
+    """Raise ConfigError for a file that frames cannot be written to. out: the folder of the checkpoint, which stays
+    empty.
+    """
     folder = path.absolute().parent
     if path.is_dir() or not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise ConfigError(f"keep_frames: {path} must be a file in a folder that can be written to")
@@ -123,7 +125,7 @@ def write_frames(path: Path, frames: Sequence[RecordedFrame]) -> None:
 
 
 def read_frames(path: Path) -> list[RecordedFrame]:
-    """Read a file of frames; ConfigError names what is wrong with it."""
+    """Read a file of frames; ConfigError says what is wrong with it."""
     try:
         with safe_open(path, framework="pt") as file:
             return list(_frames(path, file))
@@ -153,7 +155,7 @@ def _frames(path: Path, file: Any) -> Iterator[RecordedFrame]:
 
 
 def _facts(path: Path, metadata: dict[str, str]) -> list[dict[str, Any]]:
-    """The entries of the metadata, checked."""
+    """The checked entries of the metadata."""
     try:
         facts = json.loads(metadata.get("frames", ""))
     except ValueError:

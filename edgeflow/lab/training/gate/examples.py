@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgeflow.lab.training.gate.whole import SegmentCut
+from edgeflow.lab.training.gate.whole_texts import SegmentCut
 from edgeflow.models.memory_gate import GateRules
 
 

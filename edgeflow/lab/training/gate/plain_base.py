@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
 from edgeflow.models.chat import stems_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig

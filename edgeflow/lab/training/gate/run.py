@@ -14,11 +14,11 @@ from rich.progress import Progress
 
 from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.outputs import check_writable, make_folder, writing
-from edgeflow.lab.plain_heads import read_with_heads
+from edgeflow.lab.plain_attention import read_with_heads
+from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.reading import GateData, Line, ModelText
+from edgeflow.lab.training.gate.text_files import GateData, Line, ModelText
 from edgeflow.lab.training.gate.trainer import GatePlan, GateTrainer, initial_gate
-from edgeflow.lab.training.gate.writing import write_gate
 from edgeflow.lab.training.learner import ANEW
 from edgeflow.lab.training.run import cpu_seconds, run_training, training_progress
 from edgeflow.model_paths import resolve_model

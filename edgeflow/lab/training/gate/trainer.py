@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.examples import Example, Group, grouped
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole
 from edgeflow.lab.training.learner import Learner
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import PARTS, GateRules, MemoryGate

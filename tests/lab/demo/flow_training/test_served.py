@@ -15,7 +15,7 @@ from edgeflow.lab.demo.flow_training.export import IMAGE, STATE
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.sim import RobotSim
-from edgeflow.lab.verify.policies.flow.runs import Runner
+from edgeflow.lab.verify.policies.flow.recorded_runs import Runner
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from tests.lab.demo.flow_training.reference import read_network, read_normaliser
 from tests.lab.demo.flow_training.sampling import integrate

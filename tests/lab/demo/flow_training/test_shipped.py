@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from edgeflow.lab.demo.evaluate import FRESH_SEEDS, measure_runs
 from edgeflow.lab.demo.flow_training.export import STATE
+from edgeflow.lab.demo.lockstep import FRESH_SEEDS, measure_runs
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.lab.demo.world.scene import POLICY_SIZE
 from edgeflow.lab.demo.world.sim import RobotSim

@@ -10,8 +10,8 @@ from edgeflow.lab.demo.flow_training.chunks import label_all
 from edgeflow.lab.demo.flow_training.data import FlowStudio, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.lab.demo.flow_training.layers import FlowSize
-from edgeflow.lab.demo.flow_training.loop import FlowPlan, FlowTrainer, plan_for, train_flow
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
+from edgeflow.lab.demo.flow_training.trainer import FlowPlan, FlowTrainer, plan_for, train_flow
 from edgeflow.lab.demo.training.batches import make_prompts
 from edgeflow.lab.demo.training.data import CHUNK
 from edgeflow.lab.demo.world.layout import COLOURS, HANDLES

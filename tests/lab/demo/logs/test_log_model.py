@@ -10,8 +10,8 @@ from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.chat.memory import folding_of, memory_format, read_long
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, LogQuestion, draw_question
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS
 from edgeflow.model_paths import EMBEDDED_LOG_MODEL, EMBEDDED_LOGS
 from edgeflow.models.chat import load_chat_model
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from edgeflow.lab.demo.chat.logs.entries import LogLine, RobotLog
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, draw_question, held_out_questions
 from edgeflow.lab.demo.chat.logs.questions import KINDS, ask
+from edgeflow.lab.demo.chat.logs.robot_log import LogLine, RobotLog
 
 LOG = RobotLog(
     (

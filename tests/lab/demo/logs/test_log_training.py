@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 from edgeflow.lab.demo.chat.dialogs import Dialog
 from edgeflow.lab.demo.chat.export import write_chat_checkpoint
-from edgeflow.lab.demo.chat.logs import training
+from edgeflow.lab.demo.chat.logs import trainer as training
 from edgeflow.lab.demo.chat.logs.command import eval_logs_command
 from edgeflow.lab.demo.chat.logs.dialogs import draw_dialog
 from edgeflow.lab.demo.chat.logs.evaluate import Count, GradedLog, LogReport
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, held_out_questions
-from edgeflow.lab.demo.chat.logs.training import LogPlan, LogTrainer, plan_for, train_logs
+from edgeflow.lab.demo.chat.logs.trainer import LogPlan, LogTrainer, plan_for, train_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, resolve_model
 from edgeflow_client.errors import CheckpointError, ConfigError

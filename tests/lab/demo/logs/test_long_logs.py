@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.lab.demo.chat.logs.command import draw_logs_command
-from edgeflow.lab.demo.chat.logs.long import ELSEWHERE, LongLogs, write_long_logs
+from edgeflow.lab.demo.chat.logs.long_logs import ELSEWHERE, LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
-from edgeflow.lab.training.gate.reading import GateData, ModelText
+from edgeflow.lab.training.gate.text_files import GateData, ModelText
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.memory_gate import GateRules

@@ -10,8 +10,8 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.flow_training.chunks import expert_chunks
-from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.sim import RobotSim

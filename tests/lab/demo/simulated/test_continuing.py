@@ -17,9 +17,9 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.engine.flow.frames import Previous
-from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.chunk_robot import START_NS
 from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.simulated.synchronous_robot import PLAYED_ROWS
 from edgeflow.lab.demo.world import sim as world
@@ -78,11 +78,12 @@ class RecordingEngine(OnePassEngine):
 
 @dataclass
 class SDKRecord:
-    """The record of an SDK. arrivals: when each answer came, with its message, by the capture time of its frame. looks:
-    the times at which the robot looked at what it is to do, with the action, None = HOLD."""
+    """The record of an SDK."""
 
     arrivals: dict = field(default_factory=dict)
+    """When each answer came, with its message, by the capture time of its frame."""
     looks: list = field(default_factory=list)
+    """The times at which the robot looked at what it is to do, with the action, None = HOLD."""
 
     @property
     def late(self):

@@ -10,8 +10,8 @@ import torch
 from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.lab.demo.simulated.body import Delay
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome

@@ -1,4 +1,4 @@
-"""`edgeflow eval-logs`, exact match on held-out questions about logs by kind and place, and `edgeflow draw-logs`."""
+"""`edgeflow eval-logs`: exact match on held-out questions about logs, by kind and place; and `edgeflow draw-logs`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace
-from edgeflow.lab.demo.chat.logs.long import LongLogs, write_long_logs
+from edgeflow.lab.demo.chat.logs.long_logs import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import resolve_model
@@ -19,7 +19,7 @@ from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 
 def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as_json: bool) -> int:
-    """Print the results; exit code 1 when too few answers are exact for the model to be shipped.
+    """Print the results; exit code 1 if too few answers are exact for a release.
 
     model: a folder, a hub id, demo-logs or demo-chat.
     """
@@ -36,7 +36,7 @@ def eval_logs_command(model: str, questions: int, seed: str, longest: int, *, as
 
 
 def draw_logs_command(out: Path, source: LongLogs, conversations: int, seed: int, *, as_json: bool = False) -> None:
-    """Write a file of conversations and print how to train on it; ConfigError for sizes that no log has."""
+    """Write a file of conversations and print how to train on it; ConfigError for sizes that no log can have."""
     source.check()
     with reporting(Console(stderr=True)) as report:
         write_long_logs(out, source, conversations, seed, lambda done: report("conversations", done, conversations))

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import Dialog, DialogTurn
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.logs.questions import KINDS, ask
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.small_talk import SYSTEMS
 
 FRAME_TOKENS: Final = 40  # of the system message, the title and the markers, at most
 TURN_TOKENS: Final = 30  # of one question with its answer and the markers, at most
 _DRAWN: Final = tuple(name for name, kind in KINDS.items() for _ in range(1 if kind.summary else 2))
 _FEWEST_LINES: Final = 4
-_TRIES: Final = 3  # draws for each question; not every log allows every kind
+_TRIES: Final = 3  # attempts per question; not every log allows every kind
 _TURNS: Final = (5, 20)  # fewest and most
 
 
 def draw_dialog(rng: random.Random, tokens: int) -> Dialog:
-    """A conversation of at most about `tokens` tokens, a large part of it the log."""
+    """A conversation of at most about `tokens` tokens, most of which are the log."""
     spare = tokens - FRAME_TOKENS
     turns = max(1, min(rng.randint(*_TURNS), spare * 2 // 3 // TURN_TOKENS))
     lines = max(_FEWEST_LINES, (spare - turns * TURN_TOKENS) // LINE_TOKENS)
@@ -34,7 +34,7 @@ def draw_dialog(rng: random.Random, tokens: int) -> Dialog:
 def draw_questions(
     rng: random.Random, lines: int, region: range, turns: int, kinds: Sequence[str] = tuple(KINDS)
 ) -> tuple[RobotLog, tuple[DialogTurn, ...]]:
-    """A log and different questions about it, up to `turns`, whose evidence lies in the region."""
+    """A log and up to `turns` different questions about it, whose evidence lies in the region."""
     while True:
         log = LogSource(rng).draw(lines, region)
         asked = (ask(log, rng.choice(kinds), region, rng) for _ in range(_TRIES * turns))
@@ -44,7 +44,7 @@ def draw_questions(
 
 
 def _region(rng: random.Random, lines: int) -> range:
-    """All lines, or, in half of the logs, a part of them."""
+    """All lines, or, for half of the logs, a part of them."""
     if rng.random() < 0.5:
         return range(lines)
     length = rng.randint(max(_FEWEST_LINES, lines // 6), lines)

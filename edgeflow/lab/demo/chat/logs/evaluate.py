@@ -16,7 +16,7 @@ from edgeflow.lab.demo.chat.logs.questions import KINDS
 from edgeflow.models.chat import load_chat_model
 
 QUESTIONS: Final = 512
-NEEDED: Final = 0.9  # exact match, below which the model is not shipped
+NEEDED: Final = 0.9  # exact match below which the model is not released
 LONGEST: Final = 2_040  # tokens of a prompt
 CAPACITY: Final = 2_048
 
@@ -31,7 +31,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class GradedLog:
-    """One question with the answer that was given."""
+    """A question with the answer that the model gave."""
 
     question: LogQuestion
     answer: str
@@ -61,7 +61,7 @@ class LogReport:
         return dict(found)
 
     def summary(self, *, asked: bool) -> Count:
-        """Exact answers to questions that depend on many lines; asked: False for those about one line instead."""
+        """Exact answers to questions that depend on many lines; asked: False for questions about a single line."""
         rights = [each.right for each in self.graded if KINDS[each.question.asked.kind].summary == asked]
         return Count(sum(rights), len(rights))
 

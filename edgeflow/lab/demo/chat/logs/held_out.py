@@ -1,4 +1,6 @@
-"""Held-out questions about logs: one question a log, with control over the log's length and where its answer lies."""
+"""Held-out questions about logs: one question per log, with control over the log's length and the place of the
+evidence.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from enum import StrEnum
 from typing import Final
 
 from edgeflow.lab.demo.chat.logs.dialogs import FRAME_TOKENS, TURN_TOKENS
-from edgeflow.lab.demo.chat.logs.entries import LINE_TOKENS, LogSource, RobotLog
 from edgeflow.lab.demo.chat.logs.questions import KINDS, LogQuery, ask
+from edgeflow.lab.demo.chat.logs.robot_log import LINE_TOKENS, LogSource, RobotLog
 
 SHORTEST: Final = 256  # tokens of a prompt
 

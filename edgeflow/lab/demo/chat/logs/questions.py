@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Final
 
 from edgeflow.lab.demo.chat.dialogs import DialogTurn
-from edgeflow.lab.demo.chat.logs.entries import FAULTS, HELD, NO_FAULT, NOTHING, LogLine, RobotLog
+from edgeflow.lab.demo.chat.logs.robot_log import FAULTS, HELD, NO_FAULT, NOTHING, LogLine, RobotLog
 
 _SELDOM: Final = 0.8
 Column = Callable[[LogLine], str]
@@ -23,14 +23,16 @@ class QuestionKind:
 
     phrasings: tuple[str, ...]
     find: Find
-    """Picks a subject and its answer; None where the log allows no such question."""
+    """Picks a subject and its answer; None if the log allows no such question."""
     summary: bool
-    """True where the answer depends on many lines, False for the look-up of one line."""
+    """True if the answer depends on many lines, False for the look-up of one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The subject of a question, its answer, and the lines that give the answer; no lines where nothing was there."""
+    """The subject of a question, its answer, and the lines that give the answer; no lines if the subject does not
+    occur.
+    """
 
     subject: str
     answer: str
@@ -57,7 +59,7 @@ _fault, _held, _side = (attrgetter(name) for name in ("fault", "held", "side"))
 
 
 def _ever(column: Column, values: Sequence[str]) -> Find:
-    """Yes or no, equally often; yes only about values of several lines, all inside the region."""
+    """Yes or no, equally often; yes only about values that occur in several lines, all inside the region."""
 
     def find(log: RobotLog, region: range, rng: random.Random) -> Evidence | None:
         places = {value: _lines(log, column, value) for value in values}
@@ -74,7 +76,7 @@ def _ever(column: Column, values: Sequence[str]) -> Find:
 
 
 def _most(column: Column, quiet: str, told: str) -> Find:
-    """The value with the most lines, `quiet` apart; None where it has lines elsewhere, or no clear lead."""
+    """The value with the most lines, except `quiet`; None if it also occurs outside the region or has no clear lead."""
 
     def find(log: RobotLog, region: range, _: random.Random) -> Evidence | None:
         counts = Counter(column(entry) for entry in log.entries if column(entry) != quiet)
@@ -90,7 +92,7 @@ def _most(column: Column, quiet: str, told: str) -> Find:
 
 
 def _beside(key: Column, values: Sequence[str], column: Column, quiet: str = "") -> Find:
-    """The value beside one that a single line has, inside the region; `quiet` seldom, since it is there most often."""
+    """The value beside one that occurs in a single line inside the region; seldom `quiet`, the most frequent one."""
 
     def find(log: RobotLog, region: range, rng: random.Random) -> Evidence | None:
         places = {value: _lines(log, key, value) for value in values}
@@ -141,7 +143,7 @@ KINDS: Final[dict[str, QuestionKind]] = {
 
 
 def ask(log: RobotLog, kind: str, region: range, rng: random.Random) -> LogQuery | None:
-    """A question of a kind whose evidence lies in the region; None where the log allows none."""
+    """A question of a kind whose evidence lies in the region; None if the log allows none."""
     found = KINDS[kind].find(log, region, rng)
     if found is None:
         return None

@@ -15,7 +15,7 @@ from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.lab.verify.comparison import Results, Verification
 from edgeflow.lab.verify.policies.flow.recorded import STATE as STATE_GIVEN
 from edgeflow.lab.verify.policies.flow.recorded import STATE_RAW, TOKENS, RecordedBatch, Tolerances, Values, retokenised
-from edgeflow.lab.verify.policies.flow.runs import CHUNK
+from edgeflow.lab.verify.policies.flow.recorded_runs import CHUNK
 from edgeflow.lab.verify.policies.flow.verify import verify_architecture
 from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow.policies.lerobot import STATE, local_folder

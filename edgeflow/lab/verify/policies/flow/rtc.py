@@ -29,7 +29,7 @@ from edgeflow.lab.verify.policies.flow.recorded import (
     stored,
     unknown,
 )
-from edgeflow.lab.verify.policies.flow.runs import FrameRun, Runner
+from edgeflow.lab.verify.policies.flow.recorded_runs import FrameRun, Runner
 from edgeflow.policies.flow.config import MOST_STEPS, at_most
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError

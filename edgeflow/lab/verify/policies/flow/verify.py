@@ -21,7 +21,7 @@ from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
 from edgeflow.lab.verify.bundle import TENSORS_FILE
 from edgeflow.lab.verify.comparison import Results, Verification, artifact_of, judged
-from edgeflow.lab.verify.policies.flow.inside import values_inside
+from edgeflow.lab.verify.policies.flow.inner_values import values_inside
 from edgeflow.lab.verify.policies.flow.recorded import (
     RecordedBatch,
     RecordedPolicy,
@@ -30,8 +30,8 @@ from edgeflow.lab.verify.policies.flow.recorded import (
     read_recordings,
     unknown,
 )
+from edgeflow.lab.verify.policies.flow.recorded_runs import CHUNK, FLOW_MODES, SERIAL, Runner, answers_of
 from edgeflow.lab.verify.policies.flow.rtc import check_continuations
-from edgeflow.lab.verify.policies.flow.runs import CHUNK, FLOW_MODES, SERIAL, Runner, answers_of
 from edgeflow.policies.flow.exported import OpenedFlow
 from edgeflow.policies.flow.policy import FlowArchitecture, Network
 from edgeflow_client.errors import CheckpointError, ConfigError

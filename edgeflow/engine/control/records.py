@@ -1,0 +1,169 @@
+"""Records of the control loop: observations, frames in flight, open sessions, and the messages about frames that
+leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+from edgeflow.contract import Observation, PolicyInputs, StageProgram
+from edgeflow.engine.control.continuity import Continuity, ExecutedRows
+from edgeflow.engine.control.trajectory import Trajectory
+from edgeflow.engine.executor import Stamp
+from edgeflow.ipc.messages import FrameDropped, SubmitFrame
+from edgeflow.scheduler.plan import FrameRef, Leaving
+from edgeflow_client.errors import WorkerError
+from edgeflow_client.reasons import Reason
+from edgeflow_client.trajectory import Seam
+from edgeflow_client.types import ActionSchema, Disposition
+
+AGREEMENT_BINS = 2
+
+
+class SteadyTokens:
+    """The exact tokens of one session, held steady: an unverified one changes only when two frames in a row agree on
+    it.
+
+    near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
+    that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
+    """
+
+    def __init__(self, near: Sequence[bool]) -> None:
+        self._exact = [index for index, is_near in enumerate(near) if not is_near]
+        self._epoch = 0
+        self._before: dict[int, int] = {}
+        self._in_force: dict[int, int] = {}
+
+    def of(self, epoch: int, tokens: Sequence[int], verified: int) -> tuple[int, ...]:
+        """The tokens to act on [K]. verified: how many of them are verified."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._before.clear()
+            self._in_force.clear()
+        chosen = list(tokens)
+        for index in self._exact:
+            token = tokens[index]
+            agreed = abs(token - self._before.get(index, token)) <= AGREEMENT_BINS
+            if index >= verified and not agreed:
+                chosen[index] = self._in_force[index]
+            self._before[index], self._in_force[index] = token, chosen[index]
+        return tuple(chosen)
+
+
+@dataclass(slots=True, kw_only=True)
+class FrameRecord:
+    """A frame between its arrival and its action."""
+
+    message: SubmitFrame
+    arrived_ns: int
+    started_ns: int = 0
+    drafts: int = 0
+    """Drafts after its prompt."""
+    tolerance_bins: int = 0
+    """The tolerance of these drafts."""
+    plan: ExecutedRows | None = None
+    """The rows executed from its capture on, as known when it was launched."""
+    seam: Seam = Seam.NONE
+    """How the answer joins `plan`, or why there is no plan."""
+    is_continued: bool = False
+    """True when the answer continues `plan`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Begun:
+    """The prepared frames that a pass begins with."""
+
+    started_ns: int
+    stamp: Stamp | None = None
+    """A mark on the device before the first frame; None where launching computes."""
+    prompts: dict[FrameRef, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParameters:
+    """The parameters of a session, as in OpenSession, and what they mean with this policy."""
+
+    unnorm_key: str | None
+    schema: ActionSchema
+    program: StageProgram
+    deadline_ns: int
+    patience_ns: int
+    steady: SteadyTokens
+    """The tokens that must not waver."""
+    rtc: bool
+    trajectory: Trajectory
+    chunks: Continuity | None
+    """The last chunks sent; None where answers are single actions."""
+
+    @property
+    def needs_previous(self) -> bool:
+        """True if an answer depends on the ones before it."""
+        return self.chunks is not None and (self.rtc or self.trajectory.has_limits)
+
+
+def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
+    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    state = state_of(message, inputs)
+    return Observation(
+        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
+        state=state,
+        instruction=message.instruction,
+        stamp_ns=message.stamp_ns,
+    )
+
+
+def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
+    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
+    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
+    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
+        raise WorkerError(
+            f"a frame has {images} images and {len(message.state)} numbers; "
+            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
+        )
+    vectors = zip(inputs.state, accumulate(sizes), strict=True)
+    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
+
+
+_DEPARTURES = {
+    Leaving.SUPERSEDED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.SUPERSEDED,
+        "a newer frame came before this one was started",
+    ),
+    Leaving.OVERTAKEN: (Disposition.SUPERSEDED, "", Reason.OVERTAKEN, "a newer frame was answered first"),
+    Leaving.EXPIRED: (
+        Disposition.SUPERSEDED,
+        "",
+        Reason.ACTION_TOO_OLD,
+        "it was too old to be answered, and a newer frame is in flight",
+    ),
+    Leaving.EPOCH_CHANGED: (
+        Disposition.DROPPED,
+        "ABORTED",
+        Reason.EPOCH_CHANGED,
+        "the instruction or episode changed while this frame was under way",
+    ),
+    Leaving.CLOSED: (Disposition.DROPPED, "CANCELLED", Reason.SESSION_CLOSED, "the session was closed"),
+}
+
+
+def departed(ref: FrameRef, why: Leaving) -> FrameDropped:
+    """The message about a frame that left the scheduler."""
+    return dropped(ref, *_DEPARTURES[why])
+
+
+def dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, text: str) -> FrameDropped:
+    """The message about a frame that left."""
+    return FrameDropped(
+        session=ref.session,
+        epoch=ref.epoch,
+        seq=ref.seq,
+        disposition=disposition.value,
+        code=code,
+        reason=reason,
+        text=text,
+    )

@@ -1,0 +1,165 @@
+"""The common parts of robots in simulated time: a body that executes actions, answers in transit, and ticks."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.lab.demo.simulated.episodes import Acted
+from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.demo.world.task import EpisodeOutcome
+from edgeflow_client.pose import Vector
+
+TICK_NS: Final = 10_000_000  # between two checks of what to execute
+Send = Callable[[SubmitFrame], None]
+"""Submits a frame to the worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A delay between a frame and its action, uniform in mean_ns +- jitter_ns."""
+
+    mean_ns: int
+    jitter_ns: int = 0
+    seed: int = 0
+    """Seed of the random jitter."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Course:
+    """The commanded position and velocity."""
+
+    position: Vector
+    velocity: Vector
+
+
+class SimulatedBody:
+    """A simulated robot whose time the caller advances.
+
+    now_ns: time since the start of the episode. acted: the executed actions.
+    """
+
+    def __init__(self, sim: RobotSim) -> None:
+        self.sim = sim
+        self.now_ns = 0
+        self.acted: list[Acted] = []
+        self._start_s = sim.time
+
+    @property
+    def running(self) -> bool:
+        return self.sim.outcome is EpisodeOutcome.RUNNING
+
+    def move_to(self, instant_ns: int) -> None:
+        """Advance physics to an instant; an instant in the past changes nothing."""
+        self.sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self.sim.time))
+        self.now_ns = max(self.now_ns, instant_ns)
+
+    @property
+    def course(self) -> Course:
+        return Course(self.sim.goal().position, self.sim.commanded_velocity())
+
+    def note(self, before: Course, *, captured_ns: int, passes: int, settled: int) -> None:
+        """Note an action that is executed from now on, in place of the given course."""
+        course = self.course
+        self.acted.append(
+            Acted(
+                captured_ns=captured_ns,
+                arrived_ns=self.now_ns,
+                passes=passes,
+                settled=settled,
+                jump_m=math.dist(course.position, before.position),
+                kick_m_s=math.dist(course.velocity, before.velocity),
+            )
+        )
+
+
+class DelayedAnswers:
+    """The answers in transit to a robot.
+
+    delay: None = answers arrive at once.
+    """
+
+    def __init__(self, delay: Delay | None) -> None:
+        self._delay = delay
+        self._draws = np.random.default_rng(delay.seed if delay else 0)
+        self._waiting: list[tuple[int, FrameResult]] = []
+
+    def delays(self, message: FrameResult, *, captured_ns: int, now_ns: int) -> bool:
+        """Keep an answer until its delay is over; False if it arrives now."""
+        if self._delay is None:
+            return False
+        jitter_ns = round(self._delay.jitter_ns * self._draws.uniform(-1.0, 1.0))
+        self._waiting.append((max(captured_ns + self._delay.mean_ns + jitter_ns, now_ns), message))
+        return True
+
+    def arrived(self, now_ns: int) -> list[FrameResult]:
+        """The answers whose delay is over, in the order in which they were sent; each is returned once."""
+        due = [message for due_ns, message in self._waiting if due_ns <= now_ns]
+        self._waiting = [each for each in self._waiting if each[0] > now_ns]
+        return due
+
+    def forget(self, seq: int) -> None:
+        """Forget the answers to frames up to this one."""
+        self._waiting = [each for each in self._waiting if each[1].seq > seq]
+
+    @property
+    def arrivals_ns(self) -> list[int]:
+        """The arrival times of the answers in transit."""
+        return [due_ns for due_ns, _ in self._waiting]
+
+
+@dataclass(slots=True)
+class Ticks:
+    """A clock that ticks every TICK_NS."""
+
+    _passed: int = field(default=0, init=False)
+
+    @property
+    def next_ns(self) -> int:
+        return (self._passed + 1) * TICK_NS
+
+    def due(self, now_ns: int) -> bool:
+        """True once per elapsed tick."""
+        come = self.next_ns <= now_ns
+        self._passed += come
+        return come
+
+
+class SimulatedRobot(ABC):
+    """A robot in simulated time."""
+
+    def __init__(self, body: SimulatedBody, camera: SimulatedCamera, answers: DelayedAnswers, send: Send) -> None:
+        self._body = body
+        self._camera = camera
+        self._answers = answers
+        self._send = send
+
+    @property
+    def late(self) -> int:
+        """Number of chunks that came too late to continue the chunk in execution as planned."""
+        return 0
+
+    @property
+    def late_played(self) -> int:
+        """Number of late chunks that were executed after it."""
+        return 0
+
+    @property
+    @abstractmethod
+    def next_event_ns(self) -> int:
+        """The time at which the robot acts next if no answer arrives."""
+
+    @abstractmethod
+    def act(self) -> None:
+        """Do everything that is due now."""
+
+    @abstractmethod
+    def receive(self, message: FrameResult) -> None:
+        """Receive an answer now."""
