@@ -29,7 +29,6 @@ class Pose:
     `from_matrix` or `from_rpy`. A quaternion is normalised. InvalidArgument for numbers that are not finite, a wrong
     shape, or a quaternion whose length is not 1 within UNIT_TOLERANCE.
 
-    xyzw: the rotation with w last, in place of wxyz.
     """
 
     position: Vector
