@@ -144,7 +144,7 @@ MUTANTS = [
         "tests/service/sessions/test_session.py",
     ),
     Mutant("self.supersede(self._arrived)", "pass", "tests/service/sessions/test_floods.py"),
-    Mutant("and playing.seq > self.over", "", "tests/service/sessions/test_continued.py"),
+    Mutant("and playing.seq > self.halted_at", "", "tests/service/sessions/test_continued.py"),
     Mutant(
         "return not continues or 0 < self._begun <= continues",
         "return True",
@@ -191,7 +191,7 @@ MUTANTS = [
     Mutant("        self._check_decoding(request, robot, others)\n", "", "tests/service/sessions/test_decoding.py"),
     Mutant("return sum(loads_ns) <= self._most_ns", "return True", "tests/service/sessions/test_decoding.py"),
     Mutant(
-        "if len(self._callers) - len(self._given_up) >= self._most:",
+        "if len(self._callers) - len(self._released) >= self._most:",
         "if len(self._callers) >= self._most:",
         "tests/service/sessions/test_capacity.py",
     ),

@@ -29,11 +29,11 @@ LIMIT = r"(?:[Aa]t (?:least|most)|more than|less than|up to|below|above|Above|wi
 WITH_UNIT = re.compile(
     rf"(?<![\w.,-])(?P<limit>{LIMIT})?-?\d[\d,]*(?:\.\d+)?(?: ?%(?! (?:Wilson )?interval)| (?:{UNITS}))(?![\w/])"
 )
-"""A number with a unit; behind a word of `LIMIT` it is a setting or a target."""
+"""A number with a unit; after a word of `LIMIT` it is a setting or a target."""
 MEASURING = re.compile(
-    r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd]|succeed(?:s|ed)?|"
-    r"success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|on average|"
-    r"improve[sd]?|costs? only|gain(?:s|ed)?|(?:are|were|is) (?:right|exact))\b",
+    r"\b(?:measured|took (?:about )?\d|takes [^.]{0,40} on (?:an?|one|two|\d) |reache[sd] (?:about )?\d|"
+    r"succeed(?:s|ed)?|success(?:es)?|of \d+ episodes|faster|slower|\d times as fast|speed-?up|p50|p90|p99|median|"
+    r"on average|improve[sd]?|costs? only|gain(?:s|ed)?|(?:are|were|is) (?:right|exact))\b",
     re.IGNORECASE,
 )
 """Words of measuring. Settings and limits ("at most 2 s", "waits 250 ms") have none of them."""

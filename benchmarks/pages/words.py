@@ -11,8 +11,11 @@ RENAMED = (
     (r"\bfronts\b", "control processes"),
     (r"(?<!chat )\bfront\b(?!-)", "control"),
     (r"^chat: ", "chat front: "),
+    (r"\bours\b", "edgeflow's"),
+    (r"\bour\b", "edgeflow's"),
+    (r"\brefusals\b", "rejections"),
 )
-"""Names that the program has changed since some files were written."""
+"""Words of the files that pages write otherwise, most of them names from before."""
 
 
 def number(value: float, digits: int = 0) -> str:

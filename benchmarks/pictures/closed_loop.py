@@ -36,7 +36,7 @@ DEVICES = {
     THIS_MACHINE: "this machine's own pass times",
 }
 MOTIONS = {"present pose": VERMILION, "anchored": BLUE, "look-ahead": GREEN, "look-ahead, one step's limits": ORANGE}
-"""What an action's displacement is applied to on Meta-World."""
+"""The pose to which an action's displacement is applied on Meta-World."""
 
 
 def draw_success(path: Path, report: Mapping[str, Any]) -> None:

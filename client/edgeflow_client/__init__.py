@@ -1,6 +1,6 @@
-"""edgeflow-client: a robot's side of edgeflow.
+"""edgeflow-client: the robot's side of edgeflow.
 
-Names are imported when they are used: parts of the service that must not load gRPC import modules of this package too.
+Names are imported on first use, because parts of the service that must not load gRPC also import this package.
 """
 
 from __future__ import annotations

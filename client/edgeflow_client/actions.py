@@ -24,7 +24,7 @@ _log = logging.getLogger("edgeflow_client")
 
 
 class Advice:
-    """Notices a loop that cannot move its robot, by what it reads and pushes.
+    """Detects a loop that cannot move its robot, from what it reads and pushes.
 
     It logs each kind of advice once, while the robot holds. A loop that reads the right kind at least once, among
     others, is left alone.
@@ -35,11 +35,11 @@ class Advice:
         self._right = self._told_pose = self._told_flood = False
 
     def read(self) -> None:
-        """The kind that the policy answers in was read."""
+        """The right property for this policy was read."""
         self._right = True
 
     def misread(self, read: str, instead: str) -> None:
-        """A kind was read that this policy does not answer in. instead: what to read."""
+        """The wrong property for this policy was read. instead: the property to read."""
         self._wrong += 1
         if self._wrong == PATIENCE and not self._right:
             _log.warning("directive.%s is None for every action of this policy: read %s", read, instead)
@@ -74,20 +74,21 @@ class Target:
     age_s: float = 0.0
     """The action's age when the command takes effect."""
     look_ahead_s: float = 0.0
-    """The part of it by which the displacement was extended, 0 = none."""
+    """The part of age_s for which the displacement was extended; 0 = none."""
     factor: float = 1.0
-    """How many times the displacement was taken for it. Anchored to the frame of a chunk, they are the time from the
-    capture to the row's moment, and the number of rows composed.
+    """Factor by which the displacement was multiplied for the look-ahead. For a row of a chunk anchored to its frame,
+    look_ahead_s is the time from the capture to the row's moment, and factor the number of rows composed.
     """
     speed: float = 1.0
-    """The share of full speed to move at, 1 unless `Aging.slow_from_s` is set."""
+    """The share of full speed to move at; 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
+    """settled, tolerance_bins and max_passes are those of the action."""
     tolerance_bins: int = 0
     max_passes: int = 0
-    """All three: of the action."""
     step: int = 0
+    """The row of the chunk."""
     step_age_s: float = 0.0
-    """Both: the row of the chunk, and its age counted from its own moment; age_s where the horizon is 1."""
+    """The age counted from the row's own moment; age_s if the horizon is 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,7 @@ class ToolTarget(Target):
     """The target of an action that displaces the tool."""
 
     pose: Pose
-    """The pose to move the tool to, in the frame of the pose that was pushed."""
+    """The pose to which the tool must move, in the frame of the pose that was pushed."""
 
 
 def _no_chunk() -> Vector:
@@ -109,37 +110,47 @@ class Action:
     seq: int
     """The frame it answers."""
     epoch: int
+    """Number of the episode."""
     values: Vector
+    """`[dims]`: the numbers, in the schema's units."""
     token_ids: tuple[int, ...]
+    """Tokens that the numbers stand for."""
     schema: ActionSchema
+    """The meaning of the numbers."""
     stamp_ns: int
-    """Capture time of that frame."""
+    """Capture time of that frame, on the robot's own monotonic clock like the next two."""
     received_ns: int
+    """Time of receipt."""
     valid_until_ns: int
-    """Both: all three on the robot's own monotonic clock."""
+    """End of validity."""
     frame_pose: Pose | None
     """Pose of the tool pushed with that frame, if any."""
     timings: StageTimings
+    """Time in each stage of the service."""
     server_ns: int
+    """Time from the frame's arrival in the service to the answer's departure."""
     age_limit_ns: int | None = None
     """The age, counted from the moment of its row, at which the action ends; None = no limit."""
     settled: int = 0
-    """Leading tokens that are verified, of len(token_ids)."""
+    """Number of leading tokens that are verified, of len(token_ids)."""
     tolerance_bins: int = 0
+    """How far a verified token may be from its draft, as served."""
     max_passes: int = 0
-    """Both: of Mode.SPECULATIVE as served; max_passes is 0 where the frame did not draft its tokens."""
+    """The limit of passes as served; 0 if the frame had no drafts."""
     aging: Aging = OFF
     """How targets allow for the action's age."""
     chunk: Vector = field(default_factory=_no_chunk)
-    """[horizon, dims], all rows as blended, of which `values` is row `step`, for the moment stamp_ns + step *
-    step_ns; by default the one row `values`.
+    """[horizon, dims]: all rows after blending. `values` is row `step`, for the moment stamp_ns + step * step_ns. By
+    default it is the one row `values`.
     """
     step: int = 0
+    """The row of the chunk."""
     step_ns: int = 0
+    """Time between two rows."""
     report: ChunkReport = field(default_factory=ChunkReport)
-    """How the chunk came about; in it `continues` is a number as that of `push`."""
+    """How the chunk was made; its `continues` is a number returned by `push`."""
     apart: bool = False
-    """Another chunk than that one was executed when it came."""
+    """On arrival, a chunk other than `report.continues` was in execution."""
     advice: Advice = field(default_factory=Advice)
     """The advice of the session."""
 
@@ -149,7 +160,7 @@ class Action:
 
     @property
     def age_ns(self) -> int:
-        """Age of the frame at receipt, counted from capture, whatever the step."""
+        """Age of the frame at receipt, counted from its capture for every step."""
         return self.received_ns - self.stamp_ns
 
     @property
@@ -159,14 +170,14 @@ class Action:
 
     @property
     def late(self) -> bool:
-        """True if it does not fit what was executed when it came: it came later than it was conditioned on, or another
-        chunk was executed than the one that it continues.
+        """True if it does not fit the chunk in execution on arrival: it came later than it was conditioned on, or it
+        continues another chunk.
         """
         return self.apart or self.report.is_late(self.age_ns, self.step_ns)
 
     @property
     def over_ns(self) -> int:
-        """When no row of it is due any more: after the last one's step, or at the end of its validity."""
+        """Time from which none of its rows is due: after the step of the last one, or at the end of validity."""
         return min(self.timeline.moment_ns(len(self.chunk)), self.valid_until_ns)
 
     @property
@@ -176,11 +187,11 @@ class Action:
 
     @property
     def moment_ns(self) -> int:
-        """The moment that `values` are for: the capture of the frame, and the steps since."""
+        """The moment for which `values` are meant: the capture of the frame plus the steps since."""
         return self.timeline.moment_ns(self.step)
 
     def due(self, now_ns: int) -> Action:
-        """The action with the row that is due; itself where that is its row. It never goes back."""
+        """The action with the row that is due; the action itself if that is its row. It never goes back."""
         step = self.timeline.step_at(now_ns)
         return self if step <= self.step else replace(self, step=step, values=self.chunk[step].copy())
 
@@ -197,7 +208,7 @@ class Action:
         commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
         age_s = aging.age_s(self.stamp_ns, commanded_ns)
         step_age_s = aging.age_s(self.moment_ns, commanded_ns)
-        with np.errstate(all="ignore"):  # a number too large is told below
+        with np.errstate(all="ignore"):  # a value that is too large is reported below
             target = self._resolved(aging, age_s, pose_of)
         if target.pose is not None and not target.pose.finite:
             raise FailedPrecondition(
@@ -227,7 +238,7 @@ class Action:
         return replace(target, look_ahead_s=(factor - 1.0) / aging.rate_hz(self.schema) if factor > 1.0 else 0.0)
 
     def _factor(self, aging: Aging, age_s: float) -> float:
-        """How many times the displacement is taken."""
+        """The factor of the displacement."""
         moves, most_s = _moves(self.schema, self.values), aging.most_look_ahead_s(self.schema)
         if not most_s or not moves:
             return 1.0
@@ -244,10 +255,13 @@ class Directive:
     """
 
     command: Command
+    """ACT, HOLD or STOP."""
     reason: str = ""
+    """Why to hold or stop."""
     action: Action | None = None
+    """The action, with ACT only."""
     needs_reset: bool = False
-    """No action follows until `reset` is called."""
+    """No action will follow until `reset` is called."""
 
     @property
     def joints(self) -> Vector | None:

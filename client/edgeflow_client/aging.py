@@ -9,19 +9,19 @@ from edgeflow_client.displacement import moves_tool
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.types import ActionSchema
 
-MAX_S = 10.0  # of every time set here
+MAX_S = 10.0  # the most for every time set here
 LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one control step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aging:
-    """How a robot allows for the age of its actions. Each setting is off at 0.
+    """How a robot compensates the age of its actions. 0 turns a setting off.
 
     Chunks of several actions need no look-ahead: their rows are for the moments at which they are executed.
     """
 
     look_ahead_s: float | None = None
-    """The most age that a relative action is extended by. The action stands for one control step, so at an age of n
+    """The largest age by which a relative action is extended. The action stands for one control step, so at an age of n
     steps it is multiplied by 1 + n, within the limits of the schema. None = LOOK_AHEAD_S where the control rate is
     known, here or by the schema, and the schema does not say that actions are the whole way to their target; else 0.
     """
@@ -30,9 +30,9 @@ class Aging:
     slow_from_s: float = 0.0
     """The age beyond which `Target.speed` falls."""
     command_lead_s: float = 0.0
-    """The time from a command to the arm's motion, a part of every target's age."""
+    """The time from a command to the arm's motion, which is added to the age of every target."""
     camera_offset_s: float = 0.0
-    """The time from the capture of an image to its hand-over to `push`, which subtracts it from the time of the call
+    """The time from the capture of an image to the call of `push`, which subtracts it from the time of the call
     unless `captured_ns` is given.
     """
 
@@ -55,12 +55,12 @@ class Aging:
             )
 
     def undecided(self, schema: ActionSchema) -> bool:
-        """True if neither these settings nor the schema say whether relative actions stand for one control step."""
+        """True if neither these settings nor the schema state if relative actions stand for one control step."""
         known = self.look_ahead_s is not None or schema.whole_way or self.rate_hz(schema) > 0.0
         return not known and schema.horizon == 1 and moves_tool(schema)
 
     def most_look_ahead_s(self, schema: ActionSchema) -> float:
-        """The most age that relative actions are extended by, 0 = none."""
+        """The largest age by which relative actions are extended; 0 = none."""
         if self.look_ahead_s is not None:
             return self.look_ahead_s
         return LOOK_AHEAD_S if self.rate_hz(schema) and not schema.whole_way else 0.0
@@ -74,7 +74,7 @@ class Aging:
         return max(commanded_ns - captured_ns, 0) / 1e9 + self.command_lead_s
 
     def speed(self, age_s: float) -> float:
-        """The share of full speed that suits an action of this age."""
+        """The share of full speed for an action of this age."""
         return self.slow_from_s / age_s if 0.0 < self.slow_from_s < age_s else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Blending of chunks: what is executed where several chunks have an action for the same moment. numpy only.
+"""Blending of chunks: the values to execute if several chunks have an action for the same moment. numpy only.
 
 Every policy is a pure function of the newest chunk, the earlier ones and their stamps. It is applied once, when a
 chunk arrives, so that execution depends only on the blended chunk and the clock. Chunks are aligned to whole steps: row
@@ -17,7 +17,7 @@ from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.pose import Vector
 from edgeflow_client.timeline import Timeline
 
-MAX_ENSEMBLE = 200  # chunks that an ensemble averages, whatever the horizon
+MAX_ENSEMBLE = 200  # the most chunks that an ensemble averages, for any horizon
 MAX_COEFFICIENT = 10.0
 
 
@@ -27,19 +27,19 @@ class TimedChunk:
 
     timeline: Timeline
     raw: Vector
-    """[horizon, dims] as the policy gave it."""
+    """The policy's chunk [horizon, dims]."""
     played: Vector
-    """As blended."""
+    """The chunk after blending."""
 
 
 class Blending(Protocol):
     """A way to blend a chunk with earlier ones."""
 
     def keeps(self, horizon: int, /) -> int:
-        """The most earlier chunks that are needed."""
+        """The number of earlier chunks that are needed at most."""
 
     def blend(self, raw: Vector, timeline: Timeline, earlier: Sequence[TimedChunk], /) -> Vector:
-        """The chunk to be executed [horizon, dims], on the timeline of the newest, `raw`. earlier: the oldest first."""
+        """The chunk to execute [horizon, dims], on the timeline of the newest one, `raw`. earlier: oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,10 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class Weighted:
-    """Executes (1 - new) of the chunk so far plus `new` of the newest, where both have a row for a moment."""
+    """Executes (1 - new) of the present chunk plus `new` of the newest one, at moments for which both have a row."""
 
     new: float = 0.7
+    """Share of the newest chunk."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.new, int | float) or not 0.0 < self.new <= 1.0:
@@ -83,6 +84,7 @@ class TemporalEnsemble:
     """
 
     coefficient: float = 0.01
+    """Above 0 older chunks weigh more, below 0 newer ones."""
 
     def __post_init__(self) -> None:
         value = self.coefficient
@@ -130,7 +132,7 @@ def overlap(shift: int, horizon: int) -> tuple[slice, slice]:
 class Blender:
     """Blends each new chunk with the earlier ones of its epoch since the last `restart`.
 
-    A chunk of one action is executed as it is.
+    A chunk of one action stays unchanged.
     """
 
     def __init__(self, blending: Blending = LATEST) -> None:
@@ -148,7 +150,7 @@ class Blender:
         return TimedChunk(timeline, raw, played)
 
     def accepted(self, chunk: TimedChunk, epoch: int) -> None:
-        """Blend later chunks with this one."""
+        """Accept a chunk, with which later ones are blended."""
         if epoch != self._epoch:
             self.restart()
         self._epoch = epoch
@@ -166,6 +168,6 @@ def _shift(newest: Timeline, before: Timeline) -> int:
 
 
 def _relative_weights(ranks: Vector | np.ndarray, counts: np.ndarray, coefficient: float) -> Vector:
-    """exp(-coefficient * rank), scaled so that the largest weight of a moment with so many entries is 1."""
+    """exp(-coefficient * rank), scaled so that the largest weight of a moment with `counts` entries is 1."""
     largest = np.maximum(-coefficient * (counts - 1), 0.0)
     return np.asarray(np.exp(-coefficient * ranks - largest), dtype=np.float64)

@@ -44,7 +44,7 @@ def displacement(moves: Mapping[str, float], schema: ActionSchema, factor: float
 
 
 def look_ahead_factor(moves: Mapping[str, float], schema: ActionSchema, steps: float, most_steps: float) -> float:
-    """1 + steps for an action that many control steps old, at most 1 + most_steps, or less where limits are reached.
+    """1 + steps for an action that is `steps` control steps old, at most 1 + most_steps, or less if limits are reached.
 
     All dimensions have the same factor, so that the direction stays. It is never below 1 and never falls with age.
     """
@@ -53,7 +53,7 @@ def look_ahead_factor(moves: Mapping[str, float], schema: ActionSchema, steps: f
     turn = _rotvec(_vector(moves, ROTATION), schema)
     angle = float(np.linalg.norm(turn))
     if angle > 0.0:
-        most = min(most, math.pi / angle)  # beyond half a turn the arm would go the other way round
+        most = min(most, math.pi / angle)  # beyond half a turn the arm would turn the other way
     if angle > 0.0 and schema.rotation == "euler_xyz" and most > 1.0:
         most = _most_euler(moves, schema, turn, most)
     return max(1.0, min(1.0 + steps, most))

@@ -34,7 +34,7 @@ class EdgeflowError(Exception):
 
 
 class StartError(EdgeflowError):
-    """A command cannot start; the message says what to do. The exit code is 2."""
+    """A command cannot start. The message says what to do; the exit code is 2."""
 
 
 class ConfigError(StartError):
@@ -136,7 +136,7 @@ class DeadlineExceeded(RequestError):
 
 
 class Internal(RequestError):
-    """The request is valid, and computing its answer failed; others go on."""
+    """The request is valid, but computing its answer failed. Other requests are not affected."""
 
     code = "INTERNAL"
     http_status = 500
@@ -161,7 +161,7 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = {kind.code: kind for kind in Req
 
 
 class Stopped(EdgeflowError):
-    """A long run was asked to end before it was done; the message says how it goes on."""
+    """A long run was stopped before its end; the message says how to continue it."""
 
 
 class WorkerError(EdgeflowError):

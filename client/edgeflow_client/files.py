@@ -1,4 +1,4 @@
-"""Reading of regular files only: a device has no end, and a pipe may never say anything."""
+"""Reads regular files only: a device has no end, and a pipe may block forever."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file to read its bytes; OSError for anything else, at once."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe is not waited for
+    """Open a regular file for reading; OSError at once for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # does not wait for a pipe's writer
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
@@ -22,7 +22,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a regular file; OSError for anything else, and for more bytes than these."""
+    """The bytes of a regular file; OSError for anything else, and for more than most_bytes."""
     with open_regular(path) as stream:
         data = stream.read(most_bytes + 1)
     if len(data) > most_bytes:
@@ -31,7 +31,7 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal; OSError for one that cannot be read."""
+    """SHA-256 of a file in hexadecimal; OSError if it cannot be read."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while block := stream.read(1 << 20):

@@ -1,4 +1,4 @@
-"""Frames in flight: when and where they were captured, and their outcomes."""
+"""Frames in flight: their capture times and poses, and their outcomes."""
 
 from __future__ import annotations
 
@@ -10,46 +10,52 @@ import numpy as np
 from edgeflow_client.pose import Pose
 from edgeflow_client.types import Disposition
 
-MAX_IN_FLIGHT = 512  # a frame that the service never answers must not stay for ever
+MAX_IN_FLIGHT = 512  # frames that the service never answers must not accumulate
 AGES_KEPT = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """A snapshot. Every frame offered is in flight or has exactly one disposition."""
+    """A snapshot. Every offered frame is in flight or has exactly one disposition."""
 
     offered: int
+    """Frames given to `push`."""
     in_flight: int
+    """Frames without an outcome yet."""
     acted: int
+    """Frames answered by an action."""
     superseded: int
-    """A newer frame came first, here or in the service."""
+    """Frames replaced by a newer one, here or in the service."""
     overtaken: int
-    """Those of them that were in flight on the device, in Mode.SPECULATIVE."""
+    """The superseded frames that were in flight on the device, in Mode.SPECULATIVE."""
     rejected: int
-    """Rejected, last_refusal says why."""
+    """Rejected frames; last_refusal has the reason."""
     dropped: int
-    """Left without an action, lost streams included."""
+    """Frames that left without an action, including those of lost streams."""
     actions: int
-    """Accepted."""
+    """Accepted actions."""
     ignored: int
-    """The ignored of another epoch, out of order, while a reset is needed, or continuing what a HOLD ended."""
+    """Actions of another epoch, out of order, while a reset was needed, or continuing a chunk that a HOLD ended."""
     too_old: int
-    """Beyond their age limit when they arrived."""
+    """Actions beyond their age limit on arrival."""
     late: int
-    """They did not fit the chunk that was executed when they came (`Action.late`)."""
+    """Chunks that did not fit the chunk in execution on arrival (`Action.late`)."""
     late_played: int
-    """Those of them that were executed, since no row of another was due."""
+    """Late chunks that were executed because no row of another one was due."""
     holds: int
     """HOLD and STOP directives."""
     steps: int
-    """Actions handed out, of a chunk each row that became the directive. Ages are of the frames of the last
-    AGES_KEPT accepted actions, nanoseconds from capture to receipt.
-    """
+    """Actions that became the directive; each row of a chunk counts."""
     reconnects: int
+    """Streams after the first."""
     age_p50_ns: int
+    """Ages are those of the last AGES_KEPT accepted actions, from capture to receipt."""
     age_p99_ns: int
+    """The same, 99th percentile."""
     age_max_ns: int
+    """The same, largest."""
     last_refusal: str
+    """Why the newest rejected frame was rejected; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Taken:
 
 
 class Flight:
-    """Numbers frames from 1 and keeps those in flight, at most MAX_IN_FLIGHT."""
+    """Numbers frames from 1 and stores those in flight, at most MAX_IN_FLIGHT."""
 
     def __init__(self) -> None:
         self.last_seq = 0

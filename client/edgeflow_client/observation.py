@@ -65,7 +65,7 @@ def _described(image: object) -> str:
 
 
 def _wanted(image: object, camera: CameraSpec) -> str:
-    """Advice by the library that the image is of; nothing is imported for it."""
+    """Advice for images of a known library, without importing it."""
     if camera.format is ImageFormat.JPEG:
         return "the camera was opened as JPEG: pass the encoded bytes"
     array = f"a uint8 array [{camera.height}, {camera.width}, 3], or its bytes"
@@ -78,7 +78,7 @@ def _wanted(image: object, camera: CameraSpec) -> str:
 
 
 def encode_state(state: State | None, proprio: Sequence[float], specs: Sequence[StateSpec]) -> Sequence[float]:
-    """The numbers of all vectors one after another, in the order of `specs`.
+    """The values of all vectors in the order of `specs`.
 
     state: vectors by name. proprio: these numbers themselves, instead. InvalidArgument names the vector at fault and
     what is expected; every number must be finite as float32.

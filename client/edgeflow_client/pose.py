@@ -13,9 +13,9 @@ from edgeflow_client.errors import InvalidArgument
 
 Vector = NDArray[np.float64]
 
-MAX_DISTANCE_M = 100.0  # of a robot's tool from the origin of its base, unless the client says otherwise
-LONGEST_M = 1e6  # that a client may permit
-MAX_ANGLE = 4.0 * math.pi  # of roll, pitch and yaw as given: degrees are noticed
+MAX_DISTANCE_M = 100.0  # default limit for the distance of the tool from the origin of its base
+LONGEST_M = 1e6  # the largest limit that a client may set
+MAX_ANGLE = 4.0 * math.pi  # of roll, pitch and yaw: detects degrees
 UNIT_TOLERANCE = 1e-3  # by which the length of a quaternion may differ from 1, and a matrix from a rotation
 _ROUNDING = 1e-12  # within it a quaternion is stored as given
 _SMALL_ANGLE = 1e-9  # radians; below it a rotation vector's axis is undefined
@@ -82,19 +82,19 @@ class Pose:
 
     @property
     def finite(self) -> bool:
-        """True unless a number is NaN or infinite, which only a composition can give."""
+        """True unless a value is NaN or infinite, which only composing poses can produce."""
         return bool(np.isfinite(self.position).all() and np.isfinite(self.wxyz).all())
 
 
 def composed(position: Vector, wxyz: Vector) -> Pose:
-    """The result of composing poses, unchecked: actions may have no limits, so who hands it out looks at `finite`."""
+    """The unchecked result of composing poses. Actions may have no limits: callers must check `finite`."""
     pose = object.__new__(Pose)
     _keep(pose, position, wxyz)
     return pose
 
 
 def check_distance(max_distance_m: object) -> None:
-    """Raise InvalidArgument for what no distance can be limited to."""
+    """Raise InvalidArgument for an invalid limit of distances."""
     if not isinstance(max_distance_m, int | float) or not 0.0 < max_distance_m <= LONGEST_M:
         raise InvalidArgument(
             f"must be above 0 and at most {LONGEST_M:g} m, got {max_distance_m!r}", field="max_distance_m"
@@ -102,7 +102,7 @@ def check_distance(max_distance_m: object) -> None:
 
 
 def check_pose(pose: object, max_distance_m: float) -> None:
-    """Raise InvalidArgument for what is neither a pose nor None, and for a position farther than max_distance_m."""
+    """Raise InvalidArgument unless this is None or a pose within max_distance_m."""
     if pose is None:
         return
     if not isinstance(pose, Pose):
@@ -262,7 +262,7 @@ def _rotates(turn: Vector) -> bool:
 def _of_rotation(turn: Vector) -> Vector:
     """The unit quaternion `[4]`, w first, of a rotation matrix `[3, 3]`."""
     (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = turn
-    # Each row is the quaternion times four of its own components; the longest row is the most exact.
+    # Each row is the quaternion times four times one of its components; the longest row is the most exact.
     rows = np.array(
         [
             [1.0 + xx + yy + zz, zy - yz, xz - zx, yx - xy],

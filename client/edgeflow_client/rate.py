@@ -1,4 +1,4 @@
-"""A rate keeper for a robot's loop, instead of sleeping for a period, which adds up the time that the work took."""
+"""A rate keeper for a robot's loop. Sleeping for a period instead would add the time of the work to every step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_PERIOD_S = 3600.0
 
 
 class RateKeeper:
-    """Begins the steps of a loop at moments that are a period apart.
+    """Starts the steps of a loop at moments one period apart.
 
         rate = RateKeeper(0.05)
         while working():
@@ -22,7 +22,9 @@ class RateKeeper:
 
     The moments count from the first `wait`, so that nothing adds up. A step that is not over when the next one is due
     misses that moment. The next step then begins at once, and the one after it at the first moment that is at least
-    half a period away: missed steps are not made up for. One thread calls it. clock, sleep: for tests.
+    half a period away: missed steps are not made up for. One thread calls it.
+
+    period_s: time between two moments. clock, sleep: for tests.
     """
 
     def __init__(
@@ -36,10 +38,10 @@ class RateKeeper:
         self._clock: Clock = clock or MonotonicClock()
         self._sleep = sleep
         self._start_ns: int | None = None
-        self._next = 0  # the moment that is waited for, in periods since the start
+        self._next = 0  # the next moment, in periods since the start
 
     def wait(self) -> int:
-        """Wait for the next moment, the first time not at all; the number of moments missed since the last call."""
+        """Wait for the next moment; the first call returns at once. Returns the moments missed since the last call."""
         now_ns = self._clock.now_ns()
         if self._start_ns is None:
             self._start_ns = now_ns

@@ -1,4 +1,4 @@
-"""Reasons: the short constants by which programs tell rejections, drops, HOLDs and ends apart. Leaf module."""
+"""Reasons: short constants with which programs distinguish rejections, drops, HOLDs and ends. Leaf module."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Reason(str, Enum):
     them. An error without a specific reason carries the name of its gRPC status.
     """
 
-    # What a robot opens a session with.
+    # Requests that open a session.
     AGE_OUT_OF_RANGE = "AGE_OUT_OF_RANGE"
     BAD_NAME = "BAD_NAME"
     CAMERA_COUNT = "CAMERA_COUNT"
@@ -75,7 +75,7 @@ class Reason(str, Enum):
     TEXT_TOO_LONG = "TEXT_TOO_LONG"
     UNKNOWN_FIELD = "UNKNOWN_FIELD"
 
-    # Frames that leave without an action, and why a robot holds.
+    # Frames that leave without an action, and HOLD.
     ACTION_TOO_OLD = "ACTION_TOO_OLD"
     ACT_TIMEOUT = "ACT_TIMEOUT"
     EPOCH_CHANGED = "EPOCH_CHANGED"
@@ -90,7 +90,7 @@ class Reason(str, Enum):
     WORKER_LOST = "WORKER_LOST"
     WORKER_RESTARTING = "WORKER_RESTARTING"
 
-    # How a session ends; in the stream's status, metrics and logs these are written in lower case.
+    # Ends of sessions, in lower case in the stream's status, metrics and logs.
     CLIENT_CLOSED = "CLIENT_CLOSED"
     CLIENT_GONE = "CLIENT_GONE"
     DRAINING = "DRAINING"
@@ -141,7 +141,7 @@ class Reason(str, Enum):
     SCHEMA_REFERENCE = "SCHEMA_REFERENCE"
     SCHEMA_TOO_LARGE = "SCHEMA_TOO_LARGE"
 
-    # What the robot-side SDK says itself.
+    # Reasons of the robot-side SDK.
     ACTION_OUT_OF_LIMITS = "ACTION_OUT_OF_LIMITS"
     CLOSED = "CLOSED"
     DISCONNECTED = "DISCONNECTED"
@@ -156,7 +156,7 @@ class Reason(str, Enum):
     STREAM_ENDED = "STREAM_ENDED"
     WAITING = "WAITING"
 
-    # What the load test counts.
+    # Counts of the load test.
     ACTION_FOR_NO_FRAME = "ACTION_FOR_NO_FRAME"
     NOT_OPENED = "NOT_OPENED"
     NO_ANSWER = "NO_ANSWER"
@@ -169,5 +169,5 @@ class Reason(str, Enum):
 
     @property
     def label(self) -> str:
-        """The reason as the end of a session is labelled: in lower case."""
+        """The reason in lower case, the label of the end of a session."""
         return str(self.value).lower()

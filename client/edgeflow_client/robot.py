@@ -41,27 +41,32 @@ _log = logging.getLogger("edgeflow_client")
 
 
 class RobotClient:
-    """A session with the service, as a context manager; it reconnects by itself until it is closed.
+    """A session with the service, as a context manager. It reconnects by itself until it is closed.
 
-    cameras, state: of every frame. control_period_s: time between pushes. mode: None = the service's default, which is
-    Mode.AUTO unless it is configured otherwise; `opened.mode` is the mode in effect. depth: pipeline depth, with
-    Mode.DEPTH.
-    tolerance_bins: with Mode.SPECULATIVE, how far a token may be from its draft and still be verified, 0 (the tokens of
-    serial decoding) to 2 bins. max_passes: with Mode.SPECULATIVE, a frame is answered after so many even if tokens are
-    not verified, 1 to K; 0 = K. Each action says how many of its tokens are verified.
-    max_action_age_s: an action is not executed once its frame is older, the first one and those after `reset` included;
-    Mode.AUTO plans for it. None: the limit that each action carries, its validity plus the age forecast for the
-    session. math.inf: no limit in the robot. With None and math.inf the service keeps its own. resume_within_s: a
-    longer interruption needs `reset`. Beyond 2 s it applies only after the service said that it lost its worker
-    (WORKER_LOST), on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault of the service
-    (reason FAULT), always need `reset`. on_action: called with every new directive, HOLD and STOP included,
-    in its own thread; a slow callback misses directives but delays nothing. credentials: for a service with TLS or
-    tokens; None = the token in EDGEFLOW_TOKEN, if set. aging: how targets allow for the age of their actions
-    (docs/robots); None = a bounded look-ahead where actions are known to stand for one control step. blending: what
-    is executed where chunks of several actions overlap (there too). rtc: answers continue the chunk in execution
-    (real-time chunking); None = where service and policy can, True = reject those that cannot. max_distance_m: the
-    farthest that a pose given to `push` may be from the origin, and the farthest that one action may move the tool:
-    millimetres taken for metres are noticed.
+    - cameras, state: the images and state vectors of every frame.
+    - control_period_s: time between calls of `push`.
+    - mode: None = the service's default, Mode.AUTO unless configured otherwise. `opened.mode` is the mode in effect.
+    - depth: pipeline depth, with Mode.DEPTH.
+    - tolerance_bins: with Mode.SPECULATIVE, how far a verified token may be from its draft: 0 (the tokens of serial
+      decoding) to 2 bins.
+    - max_passes: with Mode.SPECULATIVE, a frame is answered after this many passes even if tokens are not verified, 1
+      to K; 0 = K. Each action has the number of its verified tokens.
+    - max_action_age_s: an action is not executed once its frame is older. Mode.AUTO plans for it. None = the limit in
+      each action, which is its validity plus the session's forecast latency; math.inf = no limit in the robot. With
+      both, the service keeps its own limit.
+    - resume_within_s: a longer interruption needs `reset`. More than 2 s applies only after the service reported the
+      loss of its worker (WORKER_LOST) on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault
+      of the service (reason FAULT), always need `reset`.
+    - on_action: called in its own thread with every new directive, including HOLD and STOP. A slow callback misses
+      directives but delays nothing.
+    - credentials: for a service with TLS or tokens; None = the token in EDGEFLOW_TOKEN, if set.
+    - aging: how targets allow for the age of their actions (docs/robot.md); None = a bounded look-ahead if actions are
+      known to stand for one control step.
+    - blending: what is executed while chunks of several actions overlap (docs/robot.md).
+    - rtc: answers continue the chunk in execution (real-time chunking); None = if service and policy can, True =
+      reject a service or policy that cannot.
+    - max_distance_m: the largest distance of a pose passed to `push` from the origin, and the largest motion of the
+      tool by one action. It detects millimetres passed as metres.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class RobotClient:
         )
         check_address(address)
         check_text(instruction)
-        open_message(self._settings, instruction)  # rejects here what could not be sent later
+        open_message(self._settings, instruction)  # raises here for settings that cannot be sent later
         if not resume_within_s >= 0.0:
             raise InvalidArgument(f"must be 0 or more seconds, got {resume_within_s!r}", field="resume_within_s")
         check_distance(max_distance_m)
@@ -130,16 +135,16 @@ class RobotClient:
         self._caller = threading.Thread(target=self._call_back, name="edgeflow-actions", daemon=True)
 
     def __enter__(self) -> RobotClient:
-        """Open the session. Raises the service's rejection as a typed error, or Unavailable after open_timeout_s."""
+        """Open the session. Raises the service's typed error, or Unavailable after open_timeout_s."""
         session = self._session
         self._link.start()
         self._ticker.start()
         with self._changed:
-            self._changed.wait_for(lambda: session.opened or session.refused, self._open_timeout_s)
+            self._changed.wait_for(lambda: session.opened or session.is_rejected, self._open_timeout_s)
             opened, error = session.opened, session.error
         if opened is None:
             self.close()
-            if session.refused and error is not None:
+            if session.is_rejected and error is not None:
                 raise error
             why = f": {error.text}" if error is not None else ""
             raise Unavailable(f"no session with {self._address} within {self._open_timeout_s:g} s{why}")
@@ -185,13 +190,15 @@ class RobotClient:
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
-        images: by camera name, or the image itself where the session has one camera. pose: of the tool at capture, in
-        the base's frame; actions that displace the tool are anchored to it. instruction: takes effect with this frame.
-        captured_ns: the time of capture on the client's clock, from which ages and age limits count; by default now
-        minus `Aging.camera_offset_s`. state: vectors by name, or their numbers one after another as proprio. Raises
-        InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m or
-        captured_ns is older than 60 s, and the service's error if it does not take the session back after a lost
-        stream.
+        - images: images by camera name, or the image itself if the session has one camera.
+        - pose: pose of the tool at capture, in the base's frame. Actions that displace the tool are anchored to it.
+        - instruction: a new instruction from this frame on.
+        - captured_ns: capture time on the client's clock, from which ages and age limits count; by default now minus
+          `Aging.camera_offset_s`.
+        - state: vectors by name, or all their values in order as proprio.
+
+        Raises InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m, or
+        captured_ns is not within the last 60 s, and the service's error if it rejected the session after a lost stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
         data = encode_images(images, self._settings.cameras)
@@ -199,22 +206,22 @@ class RobotClient:
         with self._changed:
             seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)
             self._publish()
-        self._link.wanted()
+        self._link.frame_pushed()
         return seq
 
     def reset(self, instruction: str | None = None) -> None:
-        """Start a new episode and permit the robot to move again; earlier frames get no action any more."""
+        """Start a new episode and permit the robot to move again. Earlier frames get no action."""
         with self._changed:
             self._session.reset(instruction or "")
             self._publish()
 
     def latest(self) -> Directive:
-        """The current directive, to be read every control period; never an action past its validity."""
+        """The current directive. Read it every control period; it is never an action past its validity."""
         with self._changed:
             return self._publish()
 
     def directives(self) -> Iterator[Directive]:
-        """Iterate over new directives until the client is closed; a slow reader gets only the newest."""
+        """Iterate over new directives until the client is closed. A slow reader gets only the newest."""
         seen: Directive | None = None
         while True:
             with self._changed:
@@ -237,12 +244,12 @@ class RobotClient:
             self._session.stream_opened(message, outgoing)
             self._changed.notify_all()
 
-    def stream_said(self, message: pb.ServerMessage) -> None:
+    def stream_message(self, message: pb.ServerMessage) -> None:
         with self._changed:
-            acted = self._session.stream_said(message)
+            acted = self._session.stream_message(message)
             self._publish()
         if acted:
-            self._link.works()
+            self._link.action_delivered()
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
         with self._changed:
@@ -251,7 +258,7 @@ class RobotClient:
             self._changed.notify_all()
 
     def _captured_ns(self) -> int:
-        """The time at which an image handed over now was captured; not negative, which a message could not carry."""
+        """Capture time of an image passed now; not negative, because a message cannot carry negative times."""
         return max(self._clock.now_ns() - round(self._aging.camera_offset_s * 1e9), 0)
 
     def _opening(self) -> pb.Open:

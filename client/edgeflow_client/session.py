@@ -35,12 +35,12 @@ from edgeflow_client.timeline import Timeline
 from edgeflow_client.types import ActionSchema, Command, Disposition
 from edgeflow_client.watchdog import Watchdog
 
-MAX_VALID_MS = 500  # whatever the service says, an action is not executed longer
+MAX_VALID_MS = 500  # an action is never executed longer, even if the service permits it
 _log = logging.getLogger("edgeflow_client")
 
 
 class ClientSession:
-    """A session that outlives its streams: frames in flight are lost with their stream, and the next one starts afresh.
+    """A session that outlives its streams. Frames in flight are lost with their stream; the next one starts afresh.
 
     Every frame carries its instruction, so that a rejected frame cannot lose a new one.
     """
@@ -58,7 +58,7 @@ class ClientSession:
         self.flight = Flight()
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
-        self.refused = self.closed = False
+        self.is_rejected = self.closed = False
         self._settings = settings
         self._instruction = instruction
         self._clock = clock
@@ -74,7 +74,7 @@ class ClientSession:
         self._reserved: tuple[Action, TimedChunk] | None = None
         self._warned = False
 
-    # What the robot does.
+    # Calls of the robot.
 
     def opening(self) -> pb.Open:
         """The Open message of the next stream."""
@@ -139,7 +139,7 @@ class ClientSession:
         self._published = now
         return now
 
-    # What the stream does.
+    # Events of the stream.
 
     def stream_opened(self, message: pb.Opened, outgoing: OutgoingMessages) -> None:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
@@ -155,13 +155,13 @@ class ClientSession:
         self._arrived = None
         self._watchdog.opened(self.opened.epoch)
 
-    def stream_said(self, message: pb.ServerMessage) -> bool:
+    def stream_message(self, message: pb.ServerMessage) -> bool:
         """Take a message; True if it was an action that may be executed."""
         match message.WhichOneof("kind"):
             case "action":
-                return self._hear_action(message.action)
+                return self._take_action(message.action)
             case "frame_status":
-                self._hear_status(message.frame_status)
+                self._take_status(message.frame_status)
             case "notice" if message.notice.kind == "epoch":
                 self._watchdog.advance(message.notice.epoch)
             case "notice":
@@ -169,8 +169,8 @@ class ClientSession:
         return False
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """The stream ended. final: the service does not take this session back."""
-        self.error, self.refused, self._outgoing = error, final, None
+        """The stream ended. final: the service rejected the session."""
+        self.error, self.is_rejected, self._outgoing = error, final, None
         if getattr(error, "reason", "").upper() == Reason.RATE_EXCEEDED:
             self._advice.flooded()
         if not self.closed:
@@ -178,7 +178,7 @@ class ClientSession:
         self.flight.leave_all()
 
     def _warn_undecided(self, schema: ActionSchema) -> None:
-        """Warn once that targets have no look-ahead because it is not known whether they should."""
+        """Warn once that targets have no look-ahead, because it is unknown if actions stand for one control step."""
         if not self._warned and self._aging.undecided(schema):
             self._warned = True
             _log.warning(
@@ -187,12 +187,12 @@ class ClientSession:
             )
 
     def _check_usable(self) -> None:
-        if self.refused and self.error is not None:
+        if self.is_rejected and self.error is not None:
             raise self.error
         if self.closed or self.opened is None:
             raise FailedPrecondition("the session is not open: use `with RobotClient(...)`")
 
-    def _hear_action(self, message: pb.Action) -> bool:
+    def _take_action(self, message: pb.Action) -> bool:
         command = COMMANDS.get(message.command, Command.HOLD)
         if command is not Command.ACT:
             self._watchdog.halt(command, message.reason or Reason.SERVICE)
@@ -220,30 +220,30 @@ class ClientSession:
         held = self._watchdog.directive()
         self._notice_reserve(held)
         if held.command is not Command.ACT:
-            self._blender.restart()  # what was played before a HOLD is over, whatever its rows were for
+            self._blender.restart()  # chunks from before a HOLD must not be blended with new ones
         chunk = self._blender.blended(rows, timeline, message.epoch)
         action = self._action_of(message, taken, opened, chunk, now_ns)
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
             return False
         self.flight.late += action.late
-        if self._watchdog.reserves(action):
-            self._notice_reserve(self._watchdog.directive())  # `offer` may have released the one before
+        if self._watchdog.is_reserved(action):
+            self._notice_reserve(self._watchdog.directive())  # `offer` may have replaced an earlier reserve
             self._reserved = (action, chunk)
         else:
             self._accepted(action, chunk)
         return True
 
     def _accepted(self, action: Action, chunk: TimedChunk) -> None:
-        """An action is executed from now on."""
+        """The chunk of this action is executed from now on."""
         self._reserved = None
         self._blender.accepted(chunk, action.epoch)
         self.flight.acted_on(action.age_ns)
         self.flight.late_played += action.late
 
     def _notice_reserve(self, now: Directive) -> None:
-        """Note that the chunk in reserve is executed, or never will be."""
-        if self._reserved is None or self._watchdog.reserves(self._reserved[0]):
+        """Record that the chunk in reserve is executed now, or never will be."""
+        if self._reserved is None or self._watchdog.is_reserved(self._reserved[0]):
             return
         (action, chunk), self._reserved = self._reserved, None
         if now.action is not None and now.action.seq == action.seq:
@@ -253,7 +253,7 @@ class ClientSession:
         return age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
 
     def _action_of(self, message: pb.Action, taken: Taken, opened: Opened, chunk: TimedChunk, now_ns: int) -> Action:
-        """The action that is due, of the blended chunk."""
+        """The action of the blended chunk's row that is due."""
         timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
         validity_ns, limit_ns = min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000, self._limit_ns(message, opened)
         report, played = report_of(message, self._first_seq), self._watchdog.directive().action
@@ -283,12 +283,12 @@ class ClientSession:
         )
 
     def _playing_at(self, captured_ns: int) -> pb.Playing | None:
-        """The chunk of this stream, and its row, that was executed at the capture of a frame."""
-        self.directive()  # what is in reserve may be due
+        """The chunk of this stream, and its row, in execution at the capture of a frame."""
+        self.directive()  # may start the chunk in reserve
         seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
         return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None
 
-    def _hear_status(self, message: pb.FrameStatus) -> None:
+    def _take_status(self, message: pb.FrameStatus) -> None:
         disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)
         first, last = message.seq + self._first_seq, message.last_seq + self._first_seq
         self.flight.leave(first, disposition, last, overtaken=message.reason == Reason.OVERTAKEN)

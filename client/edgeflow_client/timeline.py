@@ -1,11 +1,11 @@
-"""The rows of a chunk in time: which one is due when, how long, and which one was executed when."""
+"""The rows of a chunk in time: the row that is due, the end of a chunk, and the row executed at a past moment."""
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
 
-MAX_PLAYS = 64  # captures are told apart so many chunks back
+MAX_PLAYS = 64  # executed chunks that captures can refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,17 +14,17 @@ class Timeline:
 
     stamp_ns: int
     step_ns: int = 0
-    """0 where the horizon is 1."""
+    """0 if the horizon is 1."""
     horizon: int = 1
 
     def step_at(self, now_ns: int) -> int:
-        """The row that is due; the first one before its moment and the last one once the chunk is over."""
+        """The row that is due: the first one before its moment, the last one after the end of the chunk."""
         if self.horizon == 1:
             return 0
         return max(0, min((now_ns - self.stamp_ns) // self.step_ns, self.horizon - 1))
 
     def moment_ns(self, step: int) -> int:
-        """The moment that a row is for."""
+        """The moment for which a row is meant."""
         return self.stamp_ns + step * self.step_ns
 
     def due_age_ns(self, now_ns: int) -> int:
@@ -53,13 +53,13 @@ class _Play:
 
 
 class PlayLog:
-    """When the last MAX_PLAYS chunks were executed."""
+    """The times at which the last MAX_PLAYS chunks were executed."""
 
     def __init__(self) -> None:
         self._plays: deque[_Play] = deque(maxlen=MAX_PLAYS)
 
     def begin(self, seq: int, timeline: Timeline, from_ns: int, until_ns: int) -> None:
-        """From now on the chunk that answers frame `seq` is executed, until_ns at the latest, instead of another."""
+        """The chunk that answers frame `seq` is executed from from_ns, at most until until_ns; it replaces another."""
         self.end(from_ns)
         self._plays.append(_Play(seq, timeline, from_ns, until_ns))
 
@@ -70,7 +70,7 @@ class PlayLog:
             self._plays.append(_Play(last.seq, last.timeline, last.from_ns, now_ns))
 
     def at(self, instant_ns: int) -> tuple[int, int] | None:
-        """The frame whose chunk was executed at an instant, and its row; None where it was none, or a single action."""
+        """The frame whose chunk was executed at an instant, and its row; None without one, or for a single action."""
         for play in reversed(self._plays):
             if play.from_ns <= instant_ns:
                 played = instant_ns < play.until_ns and play.timeline.horizon > 1

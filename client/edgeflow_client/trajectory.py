@@ -1,4 +1,4 @@
-"""Data about chunks besides their numbers. Leaf module: standard library only."""
+"""Data about chunks besides their values. Leaf module: standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True)
 class Playing:
-    """A row of a chunk that a robot executes."""
+    """The row of a chunk that a robot executes."""
 
     seq: int
     """The frame that the chunk answers."""
@@ -21,15 +21,15 @@ class Arrived:
 
     seq: int
     age_ns: int
-    """From the capture of frame `seq` to it, on the robot's clock."""
+    """Time from the capture of frame `seq` to the arrival, on the robot's clock."""
 
 
 class Seam(str, Enum):
-    """How a chunk follows the one that the robot executes, or why it is a fresh one.
+    """How a chunk follows the one in execution, or why it does not continue it.
 
-    NONE: the robot executes no chunk, or nothing continues chunks here. FORGOTTEN: the chunk is of another epoch, or
-    too many came since. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk ends before
-    the answer can be executed. REFUSED: the policy cannot continue it after such a delay.
+    NONE: no chunk is in execution, or continuing chunks is off. FORGOTTEN: the chunk in execution belongs to another
+    epoch, or is too many answers back. APART: the robot's row is not the one that is due by the stamps. OVER: the chunk
+    ends before the answer can be executed. REFUSED: the policy cannot continue it after such a delay.
     """
 
     NONE = ""
@@ -43,8 +43,8 @@ class Seam(str, Enum):
 class LimitKind(str, Enum):
     """A limit on the motion of a dimension.
 
-    BRAKING: the chunk keeps the others and could not be brought to rest within them after its last row. START: no chunk
-    within them continues what was executed before, and this one begins anew.
+    BRAKING: the chunk keeps the other limits, but the robot could not be stopped within them after its last row. START:
+    no chunk within the limits continues the last one, and this one starts anew.
     """
 
     VELOCITY = "velocity"
@@ -62,42 +62,42 @@ class Limited:
     dimension: str
     limit: LimitKind
     beyond: float
-    """By how much the policy's chunk exceeded it at most, in the unit of the limit; 0 for BRAKING and START."""
+    """Largest excess of the policy's chunk over the limit, in the unit of the limit; 0 for BRAKING and START."""
     changed: float
-    """By how much all limits together moved the dimension at most, in its unit."""
+    """Largest change of the dimension by all limits together, in its unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """The scores of a chunk among those that answer one frame, the lower the better."""
+    """The scores of one of the chunks for a frame; lower is better."""
 
     score: float
-    """The weighted sum of the others."""
+    """Weighted sum of the other scores."""
     distance: float
-    """Mean squared distance to the chunk in execution, over the rows that both have."""
+    """Mean squared distance to the chunk in execution over common rows, normalised."""
     roughness: float
-    """Mean squared jerk per step. Both normalised."""
+    """Mean squared jerk per step, normalised."""
     beyond: float
-    """Mean excess over the limits, as a share of each."""
+    """Mean excess over the limits, relative to each limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkReport:
-    """How a chunk came about."""
+    """How a chunk was made."""
 
     continues: int = 0
     """The frame whose chunk it continues; 0 = none."""
     conditioned_steps: int = 0
-    """Its rows that were taken to have passed when it is executed; executed later it does not fit."""
+    """Leading rows that were assumed to have passed when the chunk starts; if it starts later, it does not fit."""
     seam: Seam = Seam.NONE
-    """Why it continues none."""
+    """How it follows the chunk in execution, or why it does not."""
     limited: tuple[Limited, ...] = ()
-    """Empty where the policy's chunk kept the limits."""
+    """The limits that changed it; empty if the policy's chunk kept them."""
     candidates: tuple[Candidate, ...] = ()
-    """Empty where there was one."""
+    """All candidates; empty if the policy made only one."""
     chosen: int = 0
-    """The one that was sent."""
+    """Index of the candidate that was sent."""
 
     def is_late(self, age_ns: int, step_ns: int) -> bool:
-        """True if a chunk that continues another is executed when its frame is so old, and no longer fits it."""
+        """True if a continuing chunk no longer fits once its frame is `age_ns` old."""
         return self.continues > 0 and age_ns > self.conditioned_steps * step_ns

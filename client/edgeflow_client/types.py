@@ -11,9 +11,9 @@ class Mode(str, Enum):
     """How the frames of a session share passes.
 
     SERIAL: one frame at a time. PIPELINED: K frames share a pass. DEPTH: a given number of frames share a pass.
-    SPECULATIVE: every frame drafts all of its tokens, and passes verify what is not verified. AUTO: the one of these
-    with the highest rate within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL where
-    no tokens are drafted.
+    SPECULATIVE: every frame drafts all of its tokens, and passes verify them. AUTO: the mode with the highest rate
+    within the session's age limit; without a limit SPECULATIVE with exact tokens, or SERIAL for policies without
+    drafts.
     """
 
     SERIAL = "serial"
@@ -27,10 +27,12 @@ MOST_TOLERANCE_BINS = 2
 
 
 class ImageFormat(str, Enum):
-    """How an image is encoded."""
+    """The encoding of an image."""
 
     JPEG = "jpeg"
+    """The bytes of a JPEG file."""
     RGB8 = "rgb8"
+    """Height x width x 3 bytes."""
 
 
 class Disposition(str, Enum):
@@ -46,30 +48,39 @@ class Command(str, Enum):
     """A command for a robot."""
 
     ACT = "act"
+    """Execute the action."""
     HOLD = "hold"
+    """Keep still; actions may follow."""
     STOP = "stop"
+    """Keep still until `reset`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CameraSpec:
-    """A camera as declared at open: RGB images of width x height pixels."""
+    """A camera declared at open: RGB images of width x height pixels."""
 
     name: str
+    """Name of the camera, as the policy or the service's configuration knows it."""
     width: int
+    """Pixels."""
     height: int
+    """Pixels."""
     format: ImageFormat
+    """Encoding on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
-    """A proprioceptive state vector, as a robot declares it at open or as a policy needs it."""
+    """A proprioceptive state vector that a robot declares at open or that a policy needs."""
 
     name: str
+    """Name of the vector, such as observation.state."""
     size: int
-    """Its numbers."""
+    """Number of values."""
     elements: tuple[str, ...] = ()
+    """A name per value; empty = not stated."""
     units: tuple[str, ...] = ()
-    """Both: one entry per number where they are stated, else empty."""
+    """A unit per value; empty = not stated."""
 
     def __post_init__(self) -> None:
         for kind, given in (("elements", self.elements), ("units", self.units)):
@@ -77,33 +88,36 @@ class StateSpec:
                 raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
 
 
-MAX_HORIZON = 1000  # actions of a chunk
+MAX_HORIZON = 1000  # actions per chunk
 
 
-MAX_CHUNK_NUMBERS = 32_768  # of all of them
+MAX_CHUNK_NUMBERS = 32_768  # values per chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionSchema:
-    """The meaning of an action's numbers, and how many actions one answer has."""
+    """The meaning of an action's values, and the number of actions per answer."""
 
     names: tuple[str, ...]
+    """One entry per dimension, like the next four."""
     units: tuple[str, ...]
+    """One unit per dimension."""
     low: tuple[float, ...]
+    """Lower limits in these units."""
     high: tuple[float, ...]
+    """Upper limits in these units."""
     relative: tuple[bool, ...]
-    """`names`, `units`, `low`, `high`, `relative`: one entry per dimension; limits in the given units."""
+    """True for displacements."""
     frame: str = "base"
-    """"tool" or "base", the frame in which relative dimensions are expressed."""
+    """"tool" or "base": the frame of relative dimensions."""
     rotation: str = "euler_xyz"
-    """"rotvec" or "euler_xyz", how the three rotation dimensions compose."""
+    """"rotvec" or "euler_xyz": the meaning of the three rotation dimensions."""
     control_rate_hz: float = 0.0
     """Relative dimensions stand for one control step at this rate; 0 = not stated."""
     horizon: int = 1
+    """Actions per chunk, within `check_chunk`."""
     step_ms: float = 0.0
-    """Both: as in the chunks that answer frames; a chunk of several actions has a step. A longer one than
-    check_chunk permits is a ValueError.
-    """
+    """Time between the actions of a chunk; 0 if the horizon is 1."""
     whole_way: bool = False
     """Relative dimensions are the whole way to the target, not one control step, so they have no control rate."""
 
@@ -125,12 +139,12 @@ class ActionSchema:
 
     @property
     def reach_ns(self) -> int:
-        """How long after the capture of a frame the last action of its answer is due."""
+        """Time from the capture of a frame to the moment of its answer's last action."""
         return round((self.horizon - 1) * self.step_ms * 1e6)
 
 
 def check_chunk(horizon: int, dims: int) -> None:
-    """Raise ValueError for a chunk that is longer than clients take."""
+    """Raise ValueError for a chunk that is longer than clients accept."""
     most = min(MAX_HORIZON, MAX_CHUNK_NUMBERS // max(dims, 1))
     if horizon > most:
         raise ValueError(f"a horizon of {horizon} is too long; with {dims} dimensions it must be 1 to {most}")
@@ -138,14 +152,13 @@ def check_chunk(horizon: int, dims: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StageTimings:
-    """Time a frame spent in each stage, in nanoseconds on the server's clock.
-
-    decode: JPEG decoding. queue: waiting for a pass. inference: from the start of its first pass to the end of its
-    last.
-    """
+    """Time a frame spent in each stage, in nanoseconds on the server's clock."""
 
     decode_ns: int = 0
+    """JPEG decoding."""
     queue_ns: int = 0
+    """Waiting for a pass."""
     inference_ns: int = 0
+    """From the start of its first pass to the end of its last."""
     passes: int = 0
     """Number of passes it took part in."""

@@ -1,4 +1,4 @@
-"""The robot-side watchdog: actions are handed out while they are valid, and silence becomes HOLD.
+"""The robot-side watchdog: it returns actions while they are valid, and turns silence into HOLD.
 
 `Watchdog` is a state machine without threads; `WatchdogThread` polls it every TICK_S.
 """
@@ -17,27 +17,27 @@ from edgeflow_client.timeline import PlayLog
 from edgeflow_client.types import Command
 
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
-RESUME_WITHIN_NS = 2_000_000_000  # the longest silence that a robot ends by itself
-MAX_EPOCHS = 1000  # announced at once; no service starts more
+RESUME_WITHIN_NS = 2_000_000_000  # the longest silence after which a robot moves again by itself
+MAX_EPOCHS = 1000  # the most that a notice may announce at once
 _STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
 
 
 class Watchdog:
     """Decides what a robot may do now.
 
-    - An action is handed out from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
-    - A chunk that came too late to fit the one in execution is kept in reserve, and executed once no row of that one is
-      due any more, if nothing newer came and it is still valid.
-    - A chunk that continues another is accepted only if that one belongs to the present motion, to what was executed
-      since the last HOLD. Anything else would start a resting robot in mid-motion.
+    - An action is executed from its receipt until its valid_until_ns, never later; of a chunk, the row that is due.
+    - A chunk that comes too late to fit the one in execution is kept in reserve. It is executed once no row of that one
+      is due, if it is still valid and nothing newer came.
+    - A chunk that continues another is accepted only if that one belongs to the present motion, since the last HOLD.
+      Otherwise it would start a resting robot in mid-motion.
     - Actions are accepted for frames newer than the last answered one and the last `restart`, in the epoch that the
       service announced last. Each `restart` lets one more epoch follow it before it is announced. An action never
       changes which epochs are accepted.
-    - HOLD ends with the next action if the interruption was shorter than RESUME_WITHIN_NS, or resume_within_ns if that
-      is shorter. If the service said WORKER_LOST in it, and the stream lasts, resume_within_ns applies even if longer:
-      also if silence alone came before, however long. Otherwise, and after STOP, only a `restart` with rearm lets
-      actions through again. Waiting for the first action after it does not count as an interruption; a `restart`
-      without rearm begins one, or leaves one as it is.
+    - HOLD ends with the next action if the interruption was shorter than RESUME_WITHIN_NS, or than resume_within_ns if
+      that is shorter. If the service reported WORKER_LOST and the stream lasts, resume_within_ns applies even if it is
+      longer, also after silence of any length. Otherwise, and after STOP, only a `restart` with rearm permits actions
+      again. Waiting for the first action after it is not an interruption; a `restart` without rearm starts one, or
+      leaves one unchanged.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
@@ -48,7 +48,7 @@ class Watchdog:
         self._newest_seq = 0
         self._worker_lost = False  # in this interruption
         self._interrupted_ns: int | None = None
-        self._silence_alone = False  # in this interruption
+        self._only_silence = False  # in this interruption
         self._now = Directive(Command.HOLD, Reason.WAITING)
         self._reserve: Action | None = None
         self._begun_seq = 0  # the frame whose action began the present motion
@@ -76,9 +76,9 @@ class Watchdog:
         self._now = Directive(Command.HOLD, reason)
 
     def advance(self, epoch: int) -> None:
-        """The service started a new epoch: an action being executed belongs to an old one, so hold.
+        """The service started a new epoch: an action in execution belongs to an earlier one, so hold.
 
-        Raises FailedPrecondition for one that is more than MAX_EPOCHS ahead: no action could ever follow it.
+        Raises FailedPrecondition for an epoch more than MAX_EPOCHS ahead, which no action could ever reach.
         """
         if epoch - self._epoch > MAX_EPOCHS:
             ahead = epoch - self._epoch
@@ -98,7 +98,7 @@ class Watchdog:
         announced = self._epoch <= action.epoch <= self._epoch + self._unannounced
         if not announced or action.seq <= self._newest_seq:
             return False
-        if held.needs_reset or now_ns >= action.valid_until_ns or not self._carries_on(action, held):
+        if held.needs_reset or now_ns >= action.valid_until_ns or not self._may_follow(action, held):
             return False
         self._newest_seq = action.seq
         if action.late and held.action is not None and now_ns < held.action.over_ns:
@@ -107,12 +107,12 @@ class Watchdog:
             self._play(action, now_ns)
         return True
 
-    def reserves(self, action: Action) -> bool:
-        """True while an action is kept in reserve."""
+    def is_reserved(self, action: Action) -> bool:
+        """True while this action is kept in reserve."""
         return self._reserve is action
 
-    def _carries_on(self, action: Action, held: Directive) -> bool:
-        """True if an action continues nothing, or the motion that lasts."""
+    def _may_follow(self, action: Action, held: Directive) -> bool:
+        """True if an action continues no chunk, or one of the present motion."""
         continues = action.report.continues
         return not continues or (held.command is Command.ACT and continues >= self._begun_seq)
 
@@ -133,8 +133,8 @@ class Watchdog:
         if held.command is Command.ACT:
             self._interrupt(self._clock.now_ns())
         if reason != Reason.WORKER_LOST:
-            self._silence_alone = False
-        final = held.needs_reset and not self._excused
+            self._only_silence = False
+        final = held.needs_reset and not self._is_excused
         if held.command is Command.STOP or (final and command is Command.HOLD):
             return
         self._now = Directive(command, reason, needs_reset=command is Command.STOP)
@@ -155,7 +155,7 @@ class Watchdog:
         return self._now
 
     def _change_to_reserve(self, now_ns: int) -> None:
-        """Execute what is in reserve from the moment on at which the present chunk is over."""
+        """Execute the chunk in reserve from the end of the present one on."""
         action, reserve = self._now.action, self._reserve
         if action is None or reserve is None or now_ns < action.over_ns:
             return
@@ -164,23 +164,23 @@ class Watchdog:
             self._play(reserve, action.over_ns)
 
     def _interrupt(self, since_ns: int) -> None:
-        self._interrupted_ns, self._silence_alone = since_ns, True
+        self._interrupted_ns, self._only_silence = since_ns, True
 
     @property
-    def _excused(self) -> bool:
-        """True if the loss of a worker explains the interruption so far, which may last a while longer."""
+    def _is_excused(self) -> bool:
+        """True if the loss of a worker explains the interruption, which may then last longer."""
         since_ns = self._interrupted_ns
         lasts = since_ns is not None and self._clock.now_ns() - since_ns < self._patience_ns
-        return self._worker_lost and self._silence_alone and lasts
+        return self._worker_lost and self._only_silence and lasts
 
     @property
     def _patience_ns(self) -> int:
-        """The length of interruption after which a reset is needed."""
+        """The length of an interruption after which a reset is needed."""
         return self._resume_within_ns if self._worker_lost else min(self._resume_within_ns, RESUME_WITHIN_NS)
 
 
 class WatchdogThread:
-    """A thread that calls `check` every TICK_S until stopped, also after a check that raised."""
+    """A thread that calls `check` every TICK_S until it is stopped, even if a check raised."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check

@@ -1,6 +1,6 @@
 """Runs passes of one model: one packed forward each, over KV slots that live for the life of the process.
 
-What a pass gives stays on the device, in the state of its slots; it is copied to the host after the pass, and read
+The results of a pass stay on the device, in the state of its slots; they are copied to the host after it, and read
 when the pass is collected (ActionFlow algorithm 1, lines 4 to 11). A pass is a program (engine/program.py) that is run
 as it stands, or recorded once per shape and replayed (engine/graphs.py).
 """
@@ -75,7 +75,7 @@ def stamp_on(device: torch.device) -> Stamp | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket(Generic[Ref]):
-    """A pass on its way. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept."""
+    """A launched pass. results as in PassOutputs, on the host once it is done; logits [n, V] where they are kept."""
 
     planned: Pass[Ref]
     samples: tuple[int, ...]
@@ -83,23 +83,24 @@ class Ticket(Generic[Ref]):
     results: Tensor | None
     logits: Tensor | None
     started: Stamp | None
+    """A mark before its first copy to the device; None where launching computes."""
     done: Stamp | None
-    """Both: before its first copy to the device and after its last one to the host; None where launching computes."""
+    """A mark after its last copy to the host; None where launching computes."""
     outputs: PassOutputs | None = None
+    """The outputs of a pass whose rows are not sampled yet (`Executor.sample`); None for others."""
     shape: PassShape | None = None
-    """Both: of a pass that waits, whose rows are not sampled yet (`Executor.sample`); None for others."""
+    """The shape of such a pass; None for others."""
 
 
 class Executor:
     """The executor of a contract. One device, one caller, passes in order.
 
-    kv: its last slot is scratch where passes are replayed. state: of its slots; shared by executors over one store.
-    launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes (CPU), 1
-    where it enqueues (CUDA), so that no launch waits for a host copy.
-    keep_logits: copy the logits of each pass into its ticket; may be switched while it runs.
-    verifier, keeps_guesses: as in PassProgram.
-    classes: the shapes of passes that are replayed; None to run all as they are. Shapes are recorded as they come until
-    `graphs.seal()`. record: makes the recordings, as CUDA graphs if not given.
+    kv: its last slot is scratch where passes are replayed. state: the state of its slots; shared by executors of a
+    store. launch_ahead: how many passes may be launched before the oldest is collected: 0 where launching computes
+    (CPU), 1 where it enqueues (CUDA), so that no launch waits for a host copy. keep_logits: copy the logits of each
+    pass into its ticket; may be switched while it runs. verifier, keeps_guesses: as in PassProgram. classes: the shapes
+    of passes that are replayed; None to run all as they are. Shapes are recorded as they come until `graphs.seal()`.
+    record: makes the recordings, as CUDA graphs if not given.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class Executor:
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         """Start a pass: stage its inputs, run or replay it, fetch what it gives.
 
-        prompts: of its prefills. waits: sampling waits for `sample`.
+        prompts: those of its prefills. waits: rows are sampled later, by `sample`.
         """
         kind = self._kind(planned)
         shape = shape_of(planned, None if waits else kind, self.kv.capacity)
@@ -178,7 +179,7 @@ class Executor:
 
     @torch.inference_mode()
     def sample(self, ticket: Ticket[Ref], allowed: Tensor) -> Ticket[Ref]:
-        """Sample the rows of a pass that waits. allowed [n, V] bool: what a grammar permits."""
+        """Sample the rows of a pass launched with `waits`. allowed [n, V] bool: what a grammar permits."""
         if ticket.outputs is None or ticket.shape is None:
             raise ValueError("a pass that does not wait is sampled already")
         allowed = allowed.to(self._device, non_blocking=True)
@@ -189,7 +190,7 @@ class Executor:
         return replace(ticket, results=results, done=self.stamp(), outputs=None, shape=None)
 
     def collect(self, ticket: Ticket[Ref]) -> list[Sampled[Ref]]:
-        """Wait for a pass, also for one that samples nothing; what each of its segments gave."""
+        """Wait for a pass, also for one that samples nothing; returns the outcome of each segment."""
         if ticket.done is not None:
             ticket.done.wait()
         lines = iter(ticket.results.tolist() if ticket.results is not None else ())
@@ -212,7 +213,7 @@ class Executor:
 
     @property
     def _scratch(self) -> int:
-        """The slot that the warm-up of recordings writes, and segments that only pad a pass."""
+        """The slot for the warm-up of recordings, and for segments that only pad a pass."""
         return self.kv.slots - 1
 
     def _kind(self, planned: Pass[Any]) -> SamplingKind:
@@ -227,6 +228,7 @@ class Executor:
         padded = self.classes.fit(shape, start)
         if padded is None or padded in self.graphs or not self.graphs.sealed:
             return padded
+        # With the robots waiting, no graph is captured: the recording without sampling serves every kind.
         apart = self.classes.fit(replace(shape, sampling=None), start)
         return apart if apart in self.graphs else None
 
@@ -241,7 +243,7 @@ class Executor:
             on_host = self.graphs is None and self._device.type == "cpu"
             form = planned.segments[0].form  # a recording without sampling may be of another one
             drafted = replace(shape, form=form)
-            return self._program.settle(drafted, outputs, where, counts, kind, allowed=allowed, on_host=on_host)
+            return self._program.verify(drafted, outputs, where, counts, kind, allowed=allowed, on_host=on_host)
         if outputs.logits is None:
             return None
         slots = [segment.slot for segment in planned.segments if segment.samples]
@@ -264,12 +266,12 @@ class Executor:
     def _over(
         self, buffer: Tensor, shape: PassShape, places: tuple[Span, ...] | None = None
     ) -> Callable[[], PassOutputs]:
-        """The program over a buffer of inputs; its layout stays, and what operators keep with it."""
+        """The program over a buffer of inputs. It keeps its layout, with everything that operators cache in it."""
         inputs = PassInputs.over(buffer, shape, self.contract, places, folding=self._memory is not None)
         return lambda: self._program(shape, inputs)
 
     def _harmless(self, shape: PassShape) -> tuple[Tensor, Callable[[], PassOutputs]]:
-        """A buffer of a recording's own, all of it about the slot that no sequence lives in."""
+        """A buffer for a new recording, whose segments all lie in the scratch slot."""
         buffer = torch.zeros(input_bytes(shape, self.contract), dtype=torch.uint8, device=self._device)
         numbers = torch.tensor(harmless(shape, self.contract, self._scratch)).view(torch.uint8)
         buffer[: len(numbers)] = numbers.to(self._device)
@@ -285,13 +287,13 @@ class Running(Generic[Ref]):
 
     ticket: Ticket[Ref]
     turn_ns: int
-    """When the turn of the loop began that launched it."""
+    """The beginning of the loop's turn that launched it."""
     begun: Stamp | None = None
     """A mark before its inputs were prepared."""
     queued: bool = False
-    """The device was still at work on other things after the launch."""
+    """True when the device still had earlier work after the launch."""
     apart: bool = False
-    """Only its sampling was launched in that turn."""
+    """True when only its sampling was launched in that turn."""
 
     @classmethod
     def of(

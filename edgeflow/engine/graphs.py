@@ -49,6 +49,7 @@ class CudaRecord:
         graph = torch.cuda.CUDAGraph()
         self._graphs.append(graph)
         with torch.cuda.stream(self._stream):
+            # Kernels compile, and libraries reserve workspaces, outside of the capture.
             for _ in range(WARM_UPS):
                 program()
             self._stream.synchronize()
@@ -66,12 +67,12 @@ class CudaRecord:
 
 @dataclass(frozen=True, slots=True)
 class GraphRecording(Generic[Outputs]):
-    """The recording of one shape."""
+    """The recording of one shape of a pass."""
 
     inputs: Tensor
     """The buffer that is filled before a replay."""
     program: Callable[[], Outputs]
-    """Kept for the memory that its replays address."""
+    """The program, kept for the memory that its replays address."""
     replay: Callable[[], None]
     outputs: Outputs
 
@@ -103,7 +104,7 @@ class Graphs(Generic[Outputs]):
         return shape in self._by_shape
 
     def seal(self) -> None:
-        """Record nothing from now on: a capture would hold up a robot."""
+        """Record nothing from now on: a capture would delay a robot's pass."""
         self.sealed = True
         self.eager_passes = 0
 

@@ -1,4 +1,4 @@
-"""KV memory: how many control sessions fit into what a device has free, in whole bytes.
+"""KV memory: how many control sessions fit into the free memory of a device, in whole bytes.
 
 A session takes a ring of K slots. Beside the rings stay free: a reserve (activations of the largest pass, and a fixed
 part for CUDA graphs, workspaces of libraries and fragments), and what the chat model will take after the policy.
@@ -21,7 +21,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow_client.errors import ConfigError
 
 MOST_SESSIONS = 8
-"""Sessions that are reserved where max_sessions is not set, at most."""
+"""The most sessions that are reserved where max_sessions is not set."""
 FIXED_BYTES = {"cpu": 256 << 20, "cuda": 7 << 28}
 """The fixed part of the reserve by device type. CUDA: about 180 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
 each of two streams, split-KV workspaces and allocator fragments; predicted, not measured."""
@@ -40,12 +40,13 @@ class KVNeed:
     capacity: int
     """Positions per slot."""
     slot_bytes: int
-    """One slot, in every layer."""
+    """Memory of one slot, in every layer."""
     reserve_bytes: int
+    """Memory kept free for activations and graphs."""
     chat_bytes: int = 0
-    """Both: kept free beside the KV."""
+    """Memory kept free for the chat model."""
     frame_bytes: int = 0
-    """The same for each session."""
+    """Memory kept free for each session's frames."""
 
     def kv_bytes(self, sessions: int) -> int:
         """All slots of so many sessions."""
@@ -65,7 +66,7 @@ def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) 
 def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
     """`wanted` sessions, or (None) as many as fit up to 8; ConfigError with the sum where they do not.
 
-    A single session that was not asked for by number may use the reserve and chat's part: a robot comes first.
+    A single session, where no number was configured, may use the reserve and chat's part: a robot comes first.
     """
     fitting = sessions_that_fit(need, free_bytes, wanted or MOST_SESSIONS)
     if wanted is not None and fitting < wanted:

@@ -72,14 +72,16 @@ def operator_table(
 
 
 def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch.dtype, *, section: str = "") -> None:
-    """ConfigError where no operator but the reference serves a head in that format. section: as in `operator_table`."""
+    """Raise ConfigError where no operator but the reference serves a head in that format. section: as in
+    `operator_table`.
+    """
     key = OperatorKey(op_name="linear", layer_role="head", stage="decode", weight=head, shape_sig="m=1")
     if head != FLOAT and table.choose(key, hardware, dtype).implementation.impl_id == REFERENCE:
         raise ConfigError(f"{section}head: {head}: no operator serves such a head on {hardware.device_type}; use float")
 
 
 def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") -> None:
-    """ConfigError for fp8 where no kernel reads its numbers on the device. section: as in `operator_table`."""
+    """Raise ConfigError for fp8 where no kernel reads its numbers on the device. section: as in `operator_table`."""
     if kv_format is not FP8:
         return
     least = built_in_table().implementation("packed_attention", "triton", FP8.name).least_arch
@@ -142,13 +144,13 @@ def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torc
 
 
 def runtime_of(config: ServiceConfig) -> Runtime:
-    """By the configured providers, with the threads of the worker."""
+    """The runtime of exported graphs: the configured providers, and the threads of the worker."""
     return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
 
 
 def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:
-    """ConfigError for another device than the host, or for another dtype than float32. section: of the configuration
-    that names the dtype, as in `operator_table`.
+    """Raise ConfigError for another device than the host, or for another dtype than float32. section: as in
+    `operator_table`.
     """
     if device.type != "cpu":
         raise ConfigError(
@@ -163,7 +165,7 @@ def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:
 
 
 def check_prompt(tokens: int, most: int) -> None:
-    """InvalidArgument for a prompt that no bucket of exported graphs holds."""
+    """Raise InvalidArgument for a prompt that no bucket of exported graphs holds."""
     if tokens > most:
         raise InvalidArgument(
             f"has {tokens} prompt tokens; the model was exported for {most}",
@@ -173,7 +175,7 @@ def check_prompt(tokens: int, most: int) -> None:
 
 
 def check_text(policy: Policy) -> None:
-    """CheckpointError for a policy whose buckets do not hold an ordinary instruction."""
+    """Raise CheckpointError for a policy whose buckets do not hold an ordinary instruction."""
     try:
         policy.text_rows(INSTRUCTION)
     except InvalidArgument as error:

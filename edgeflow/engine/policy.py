@@ -72,7 +72,7 @@ class Policy(Protocol):
 
     @property
     def inputs(self) -> PolicyInputs:
-        """Its needs of every observation."""
+        """What it needs of every observation."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class Policy(Protocol):
 
     @property
     def rtc(self) -> object | None:
-        """Settings of how answers continue the chunk in execution; None where they cannot."""
+        """How answers continue the chunk in execution; None where they cannot."""
         ...
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
@@ -107,9 +107,9 @@ class TokenPolicy(Policy, Protocol):
     K: int
     image_tokens: int
     first_guess: tuple[int, ...]
-    """[K-1] tokens that an answer is guessed to have where no other one is near"""
+    """[K-1] the drafts of an answer that has no earlier one to be guessed from"""
     near: tuple[bool, ...]
-    """[K] the tokens that are bins of a displacement, so that one next to the right one is nearly right"""
+    """[K] True for tokens that are bins of a displacement, so that a neighbouring bin is nearly right"""
     kv_format: KVFormat
     """The format in which slots keep keys and values"""
 
@@ -165,9 +165,9 @@ class Placement:
     device: torch.device
     table: OperatorTable
     preprocess_on_device: bool = False
-    """Frames are resized and normalised there."""
+    """True when frames are resized and normalised on the device."""
     runtime: Runtime = field(default_factory=Runtime)
-    """The runtime of exported graphs."""
+    """How exported graphs are run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,28 +175,29 @@ class Footprint:
     """Memory that a policy takes, known before it is loaded."""
 
     decoder: int
-    """Weights that may be converted to another precision, in numbers."""
+    """The number of weights that may be converted to another precision."""
     other: int
-    """All other weights that are floats."""
+    """The number of all other weights that are floats."""
     slots: int
     """KV slots per session."""
     positions: int
-    """The positions of a slot besides those of the text."""
+    """Positions of a slot besides those of the text."""
     row_bytes: int
     """Activations per row of a pass."""
     kv: KVShape | None = None
-    """The kv of one slot, its capacity aside, in kv_format; None without slots."""
+    """The sizes of a slot, its capacity aside; None without slots."""
     kv_format: KVFormat = DENSE
+    """The format in which slots keep keys and values."""
     frame_bytes: int = 0
-    """The frame bytes of each frame of a pass besides those of its rows, with what its session keeps besides KV."""
+    """Activations per frame of a pass besides those of its rows, with the memory of its session besides KV."""
     step_rows: int = 0
     """Positions of a slot that a denoising step takes, 0 without."""
     quantised: int = 0
-    """Bytes of those in 4 bits."""
+    """Bytes of the weights in 4 bits."""
     graphs: bool = False
     """True when passes can be replayed as CUDA graphs."""
     capacity: int | None = None
-    """Positions of a slot where these are fixed."""
+    """Positions of a slot where they are fixed; None where they depend on the text."""
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""

@@ -38,10 +38,10 @@ class ReadRows:
     counts: Tensor
     """[S]: rows of each, without padding."""
     lengths: tuple[int, ...]
-    """With padding, on the host."""
+    """Rows of each with padding, on the host."""
     features: Tensor | None
-    """[sum of lengths, taps * E]: of each row, as the base's decoder gives them (models.llama.Taps); None without
-    taps.
+    """[sum of lengths, taps * E]: the features of each row, as the base's decoder gives them (models.llama.Taps); None
+    without taps.
     """
     rope: Tensor
     """[C, sum of lengths]: RoPE positions."""
@@ -52,7 +52,7 @@ class ReadRows:
     sampled: bool
     """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
-    """The host may read."""
+    """True where the drafter may read these tensors on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +60,8 @@ class RanRows:
     """The rows of a pass after its forward pass, of sequences with drafts."""
 
     read: ReadRows
-    """These, as a drafter reads them."""
-    verifies: bool
+    """The rows, as a drafter reads them."""
+    is_verification: bool
     """Every row of each segment is sampled, and all segments are of one length; otherwise the last row of each is."""
     stage: str
     """The stage of the pass."""
@@ -82,7 +82,7 @@ class Verifier(Protocol):
     @property
     def store(self) -> KVSlots | None: ...
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is verified.
 
         allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
@@ -100,11 +100,12 @@ class PassOutputs:
     results: Tensor | None
     logits: Tensor | None
     features: Tensor | None = None
+    """The features of sequences with drafts, as in ReadRows; None for others."""
     rope: Tensor | None = None
-    """Both: of sequences with drafts, as in ReadRows; None for others."""
+    """The RoPE positions of sequences with drafts, as in ReadRows; None for others."""
 
     def copied(self) -> PassOutputs:
-        """A copy that no replay writes over: recordings share their memory."""
+        """A copy that no replay overwrites: recordings share their memory."""
         parts = (self.results, self.logits, self.features, self.rope)
         return PassOutputs(*(None if part is None else part.clone() for part in parts))
 
@@ -113,8 +114,8 @@ class PassProgram:
     """Place, embed, one packed forward, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
-    keeps_guesses: after a token that replaces a wrong draft, the drafts stay as they were; else what the pass gave
-    replaces them.
+    keeps_guesses: after a token that replaces a wrong draft, the other drafts stay; otherwise the tokens of the pass
+    replace them.
     """
 
     def __init__(
@@ -144,9 +145,9 @@ class PassProgram:
         if shape.drafts:
             self._guess(shape, inputs, base)
         drafted = shape.form is not DraftForm.NONE
-        taps = Taps(self._verifying.taps) if drafted and self._verifying.taps else None
+        taps = Taps(self._required_verifier.taps) if drafted and self._required_verifier.taps else None
         hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
-        end = base + (1 if shape.single_rows else inputs.rows)
+        end = base + (1 if shape.all_single else inputs.rows)
         results = logits = None
         if any(shape.samples):
             logits = decoder.logits(hidden, stage)
@@ -156,7 +157,7 @@ class PassProgram:
         if drafted:
             features = None if taps is None else taps.features
             outputs = PassOutputs(None, logits, features, layout.rope_position)
-            return outputs if shape.sampling is None else self._settled(shape, inputs, outputs, shape.sampling)
+            return outputs if shape.sampling is None else self._verified(shape, inputs, outputs, shape.sampling)
         if shape.moves:
             self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
@@ -165,10 +166,11 @@ class PassProgram:
     def _place(self, shape: PassShape, inputs: PassInputs) -> Tensor:
         """Write where each row enters; returns where each segment does [N]."""
         layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
+        # A negative start says that the segment continues its slot, whose length only the device knows.
         base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
-            base = base.clamp(max=self._kv.capacity - 1)  # a sequence that is settled may ride one pass more
-        if shape.single_rows:
+            base = base.clamp(max=self._kv.capacity - 1)  # a frame that ended in the pass before may be in this one too
+        if shape.all_single:
             layout.row_position.copy_(base)
         else:
             torch.add(base[inputs.row_segment], inputs.row_offset, out=layout.row_position)
@@ -189,27 +191,29 @@ class PassProgram:
         return base
 
     def _place_in_trees(self, inputs: PassInputs, base: Tensor) -> Tensor:
-        """Say what rows see that stand in trees; returns the position in its sequence of each, less what is folded."""
-        layout, tree, sees = inputs.layout, self._state.tree, inputs.layout.sees
-        if sees is None or sees.tree is None or sees.first is None:
+        """Write what the rows of trees see; returns the position of each in its sequence, less what is folded."""
+        layout, tree, visibility = inputs.layout, self._state.tree, inputs.layout.visibility
+        if visibility is None or visibility.tree is None or visibility.first is None:
             raise ValueError("rows of a tree need room for what they see")
         first = base[inputs.row_segment]
-        sees.ranges.zero_()
-        sees.ranges[:, 0, 1] = first
-        sees.first.copy_(first)
-        sees.tree.copy_(tree.bits[layout.row_slot, inputs.row_offset])
+        visibility.ranges.zero_()
+        visibility.ranges[:, 0, 1] = first
+        visibility.first.copy_(first)
+        visibility.tree.copy_(tree.bits[layout.row_slot, inputs.row_offset])
         return first + tree.depth[layout.row_slot, inputs.row_offset]
 
     def _place_folded(self, inputs: PassInputs, position: Tensor, folded: Tensor) -> None:
-        """Positions of rows in slots with memory."""
+        """Write the RoPE positions of rows in slots with memory."""
         layout = inputs.layout
         layout.rope_position[0] = position
         if self._turns_by_position:
             layout.rope_position[0] += folded[layout.row_slot]
-            layout.rope_position.clamp_(max=self._kv.positions - 1)  # rows that only pad a pass may lie behind the end
+            layout.rope_position.clamp_(max=self._kv.positions - 1)  # padding rows may lie beyond the end
 
     def _keep_ids(self, shape: PassShape, inputs: PassInputs, base: Tensor) -> None:
-        """The tokens of prompts, which may be run again or looked up, and of each the one after its last row."""
+        """Store the tokens of prompts, which may be run again or looked up, and the token after each prompt's last
+        row.
+        """
         given = self._contract.ids(shape.prefills, inputs.numbers)
         for ids, slot, first in zip(given, torch.split(inputs.slots, 1), torch.split(base, 1), strict=False):
             self._state.ids[slot, first + torch.arange(len(ids), device=ids.device)] = ids
@@ -233,7 +237,7 @@ class PassProgram:
         return drafting
 
     def _place_rope(self, shape: PassShape, inputs: PassInputs, position: Tensor) -> None:
-        """Positions of prompts as they were given, after them by the shift of the slot."""
+        """Write RoPE positions: those given with a prompt, and after it places moved by the slot's shift."""
         layout, prompts = inputs.layout, len(shape.prefills)
         rows = sum(shape.prefills)
         given = self._contract.positions(shape.prefills, inputs.numbers) if prompts else None
@@ -262,7 +266,7 @@ class PassProgram:
             hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
         return hidden
 
-    def settle(
+    def verify(
         self,
         shape: PassShape,
         outputs: PassOutputs,
@@ -277,7 +281,7 @@ class PassProgram:
         where its segments are not alike.
         """
         several = shape.most_samples > 1
-        if outputs.rope is None or (several and not shape.verifies):
+        if outputs.rope is None or (several and not shape.is_verification):
             raise ValueError("drafts cannot be verified beside prompts")
         if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
             raise ValueError(
@@ -295,17 +299,17 @@ class PassProgram:
             sampled=outputs.logits is not None,
             on_host=on_host,
         )
-        ran = RanRows(read=read, verifies=shape.verifies, stage=shape.stage, logits=outputs.logits)
-        return self._verifying.settle(ran, kind, allowed)
+        ran = RanRows(read=read, is_verification=shape.is_verification, stage=shape.stage, logits=outputs.logits)
+        return self._required_verifier.verify(ran, kind, allowed)
 
-    def _settled(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
-        counts = torch.ones_like(inputs.slots) if shape.single_rows else inputs.rows
+    def _verified(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
+        counts = torch.ones_like(inputs.slots) if shape.all_single else inputs.rows
         on_host = inputs.layout.places is not None and inputs.slots.device.type == "cpu"
-        results = self.settle(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
+        results = self.verify(shape, outputs, inputs.slots, counts, kind, on_host=on_host)
         return replace(outputs, results=results)
 
     @property
-    def _verifying(self) -> Verifier:
+    def _required_verifier(self) -> Verifier:
         if self._verifier is None:
             raise ValueError("nobody drafts for the sequences of this executor")
         return self._verifier
@@ -335,33 +339,36 @@ class PassProgram:
     ) -> tuple[Tensor, Tensor]:
         """The results, and where each slot ends [N]."""
         slots, places = inputs.slots, end
-        if not shape.samples_each:
+        if not shape.one_sample_each:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
         drawn = self._drawn(slots, places)
         rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
             return plain_lines(self._store(rows, slots, places, kind)), end
-        return self._verify(inputs, rows, slots, places, end)
+        return self._accept_guesses(inputs, rows, slots, places, end)
 
-    def _verify(
+    def _accept_guesses(
         self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits."""
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
-        right = self._right(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
-        settled = 1 + right.long().cumprod(1).sum(1, keepdim=True)
-        results = guessed_lines(rows, spread, counts, settled)
+        right = self._accepted(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        # The token in place of the first wrong draft is verified too: its row saw only verified ones.
+        verified = 1 + right.long().cumprod(1).sum(1, keepdim=True)
+        results = guessed_lines(rows, spread, counts, verified)
         if self._keeps_guesses:
-            guessed = (at >= settled) & (at < counts)
+            guessed = (at >= verified) & (at < counts)
             kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
             rows = replace(rows, ids=drafted.where(kept, rows.ids))
         self._state.ids[slots, places] = rows.ids
-        return results, end.index_add(0, inputs.owner[spread[:, 0]], (settled - counts).flatten())
+        return results, end.index_add(0, inputs.owner[spread[:, 0]], (verified - counts).flatten())
 
-    def _right(self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor) -> Tensor:
-        """[n] whether the draft after each row is the token that the row gives, or near enough."""
+    def _accepted(
+        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
+    ) -> Tensor:
+        """[n] bool: the draft after each row is the token that the row gives, or near enough."""
         drafting = self._contract.drafting
         if drafting is None:
             return (drafted == rows.ids) & rows.finite

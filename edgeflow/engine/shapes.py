@@ -19,11 +19,11 @@ rows or a multiple of that, so no tile is added."""
 SEVERAL_STEP = 32
 """The rows of each of several prefills are padded to a multiple of it."""
 MOST_LENGTHS = 8
-"""Lengths of prompts that are distinguished; where more are allowed, the steps are longer."""
+"""The most lengths of prompts that are distinguished; where prompts differ more, the steps are longer."""
 MOST_PREFILLS = 4
 MOST_DRAFTED_PREFILLS = 2
 DRAFTED = (0, 1, 2, 3, 4, 8)
-"""Segments after their prompts, in passes with drafts. Each counts as K-1 rows; beside a prompt lie as many drafts."""
+"""The numbers of decode segments in passes with drafts. Each has K-1 rows, as many as the drafts after a prompt."""
 REACH_STEP = 64
 """Ends of segments are rounded up to a multiple of it, or to the end of the slot."""
 LEAST_REACH = 256
@@ -32,10 +32,10 @@ LEAST_REACH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class PassShape:
-    """Everything that the host decides a pass by; whatever else passes differ in lies on the device."""
+    """Everything about a pass that the host branches on; all else that differs between passes lies on the device."""
 
     prefills: tuple[int, ...]
-    """Rows of each."""
+    """Rows of each prefill."""
     decodes: tuple[int, ...]
     """Rows of each segment after its prompt."""
     samples: tuple[int, ...]
@@ -45,23 +45,23 @@ class PassShape:
     moves: int = 0
     """Slot copies after the pass."""
     sampling: SamplingKind | None = GREEDY
-    """How rows are sampled; None where that waits for a mask (`Executor.sample`)."""
+    """How rows are sampled; None where they are sampled later, under a mask (`Executor.sample`)."""
     continues: bool = False
-    """All segments begin where their slots end."""
+    """True when all segments begin where their slots end."""
     gated: tuple[bool, ...] = ()
-    """For each segment whether its rows read the memory of their slot; empty where none does."""
+    """For each segment, True when its rows read the memory of their slot; empty where none does."""
     form: DraftForm = DraftForm.NONE
     """The form of the drafts of a drafter, which all segments have or none."""
 
     @property
-    def verifies(self) -> bool:
+    def is_verification(self) -> bool:
         """True when the rows are newest tokens with the drafts of a drafter."""
         return self.form is not DraftForm.NONE and not self.prefills and self.most_samples > 1
 
     @property
     def tree(self) -> bool:
         """True when rows see those before them on their path of a tree."""
-        return self.verifies and self.form is DraftForm.TREE
+        return self.is_verification and self.form is DraftForm.TREE
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ class PassShape:
         return stage_of(self.lengths)
 
     @cached_property
-    def single_rows(self) -> bool:
+    def all_single(self) -> bool:
         """True when every segment is one row."""
         return set(self.lengths) == {1}
 
@@ -92,7 +92,7 @@ class PassShape:
         return max((1, *self.samples[: len(self.prefills)])) - 1
 
     @cached_property
-    def samples_each(self) -> bool:
+    def one_sample_each(self) -> bool:
         """True when one row of each segment is sampled."""
         return set(self.samples) == {1}
 
@@ -118,7 +118,7 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -
 
 @lru_cache(maxsize=1024)
 def _shape(prefills: tuple[int, ...], decodes: tuple[int, ...], samples: tuple[int, ...], **rest: Any) -> PassShape:
-    """Passes are much alike: what follows from a shape is computed once."""
+    """The shape itself, cached: passes are much alike, and its properties are computed once."""
     return PassShape(prefills=prefills, decodes=decodes, samples=samples, continues=not prefills, **rest)
 
 
@@ -129,22 +129,24 @@ class ShapeClasses:
     lone: tuple[int, ...]
     """Rows of a pass with one prefill, its decode rows included."""
     shortest: int
+    """Rows of the shortest prefill, without drafts."""
     longest: int
-    """Both: rows of a prefill, without drafts."""
+    """Rows of the longest prefill, without drafts."""
     alone: tuple[int, ...]
+    """Decode rows of a pass without prefills."""
     reaches: tuple[int, ...]
-    """Positions of a slot that are read."""
+    """Upper bounds on where segments end (`PassShape.reach`)."""
     beside: tuple[int, ...] = (0,)
-    """`beside`, `alone`: decode rows with and without prefills."""
+    """Decode rows of a pass with prefills."""
     several: tuple[int, ...] = ()
     """Rows of each prefill of a pass with up to `most_prefills`."""
     most_prefills: int = 1
     drafts: int = 0
     """K-1 rows, where passes may have drafts."""
     verified: tuple[tuple[DraftForm, int], ...] = ()
-    """The forms of the drafts of a drafter, and the rows of a verification of each."""
+    """The forms of a drafter's drafts, and the rows of a verification in each."""
     moves: bool = False
-    """Slots are copied after each pass, as many as it has segments."""
+    """True when slots are copied after each pass, as many as it has segments."""
 
     @classmethod
     def of_requests(cls, chunk: int, capacity: int, verified: Mapping[DraftForm, int] | None = None) -> ShapeClasses:
@@ -186,10 +188,10 @@ class ShapeClasses:
         )
 
     def fit(self, shape: PassShape, start: int = 0) -> PassShape | None:
-        """The shape that a pass is padded to; None where there is none. start: the furthest one of its prefills, or of
-        all segments where it has none.
+        """The shape that a pass is padded to; None where it runs as it is. start: the furthest position at which a
+        prefill begins, or any segment where there are no prefills.
         """
-        if shape.verifies:
+        if shape.is_verification:
             return self._fit_verification(shape, start)
         if shape.most_samples > 1:
             return self._fit_drafted(shape)
@@ -198,6 +200,7 @@ class ShapeClasses:
         samples = set(shape.samples)
         if rows is None or decodes is None or set(shape.decodes) - {1} or len(samples) > 1:
             return None
+        # Padding rows are written too, so the padded rows must end within the slot, not only the real ones.
         reach = _least(self.reaches, max(shape.reach, start + max(rows, default=0)))
         if reach is None:
             return None
@@ -206,7 +209,7 @@ class ShapeClasses:
         return replace(fitted, moves=fitted.segments if shape.moves else fitted.moves, gated=gated)
 
     def _fit_verification(self, shape: PassShape, start: int) -> PassShape | None:
-        """As `fit`, where a segment has drafts of a drafter: it is given as many as its form has."""
+        """As `fit`, for drafts of a drafter: a segment is padded to the rows of its form."""
         rows = dict(self.verified).get(shape.form, 0)
         reach = _least(self.reaches, max(shape.reach, start + rows))
         if shape.segments not in self.alone or shape.most_samples > rows or reach is None:
@@ -214,7 +217,7 @@ class ShapeClasses:
         return replace(_verification(shape.form, rows, reach, shape.sampling), gated=shape.gated)
 
     def _fit_drafted(self, shape: PassShape) -> PassShape | None:
-        """As `fit`, where a segment has drafts: all of the pass are given as many."""
+        """As `fit`, for frames with drafts: every segment of the pass is padded to all K-1 of them."""
         prompts = zip(shape.prefills, shape.samples, strict=False)
         longest = tuple(rows - samples + 1 + self.drafts for rows, samples in prompts)
         segments = _least(DRAFTED, len(shape.decodes))
@@ -259,7 +262,9 @@ class ShapeClasses:
         return dict.fromkeys(rows for rows in found if rows is not None)
 
     def _prefill_rows(self, prefills: Sequence[int], beside: int, drafts: int = 0) -> tuple[int, ...] | None:
-        """beside: rows of other segments. drafts: after each prompt, among its rows."""
+        """The padded rows of prefills. beside: rows of other segments. drafts: those after each prompt, among its
+        rows.
+        """
         if not prefills:
             return ()
         if len(prefills) == 1:
@@ -279,7 +284,9 @@ class ShapeClasses:
         sampling: SamplingKind | None,
         form: DraftForm,
     ) -> PassShape:
-        """Without verified drafts forms differ in what is made after sampled rows only: others run as chains do."""
+        """A shape without verification. The form matters only where drafts are made after sampled rows: others are
+        chains.
+        """
         segments = len(prefills) + decodes
         alike = form is not DraftForm.NONE and not (samples and sampling)
         return PassShape(

@@ -7,13 +7,14 @@ from torch import Tensor
 
 from edgeflow.engine.sampling.sample import SamplingState
 from edgeflow.kernels.kv.memory import FoldMemory
-from edgeflow.kernels.kv.sees import DraftTrees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import DraftTrees
 from edgeflow.scheduler.plan import Before
 
 
 class SlotState:
-    """Numbers that passes read and write by slot: the host may plan a pass before it knows what the last one gave.
+    """Tensors that passes read and write by slot, so that the host can plan a pass before it knows the last one's
+    results.
 
     length [S]: positions that hold the sequence's KV. ids [S, T + R]: the token of each position; the one at `length`
     enters next, those after it are drafts. answer [S]: position of the first token after a prompt with drafts.
@@ -70,7 +71,7 @@ class SlotMemory:
         return all(bool(each.isfinite().all()) for each in held)
 
     def change(self, slot: int, before: Before) -> None:
-        """Do what a segment asks for before its rows run."""
+        """Change a slot as a segment requires before its rows run."""
         sink, stop = self._rules.sink, self._rules.sink + self._rules.segment
         if before in (Before.FOLD, Before.FOLD_KEEPING):
             self._add(slot, 0 if self._rules.with_sink else sink, stop)

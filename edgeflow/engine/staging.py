@@ -1,4 +1,8 @@
-"""The inputs of a pass, whole numbers and payloads in one buffer: staged by the host, viewed on the device."""
+"""The inputs of a pass, integers and payloads in one buffer: staged by the host, viewed on the device.
+
+The integers lie in named sections, one after the other. `_sections` is the table of their names and sizes for a shape:
+`stage` fills them in on the host, and `PassInputs.over` views them on the device.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,24 @@ from torch import Tensor
 from edgeflow.engine.policy import Decoder
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.scheduler.plan import Pass, Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafting:
-    """Drafts of an answer of K tokens. Both int64, on the device."""
+    """The drafts of an answer of K tokens: int64 tensors on the device."""
 
     first: Tensor
     """[K-1]: the guess of a sequence that has none before it."""
     near: Tensor
-    """[K]: 1 where a token may differ within a tolerance, 0 where it must match exactly."""
+    """[K]: 1 where a token is verified within a tolerance, 0 where it must match exactly."""
 
 
 class Contract(Hashable, Protocol):
     """How the prompts of one model's sequences enter its passes.
 
-    A prompt's segment brings whole numbers and a payload; both lie in the buffer that a pass reads. Segments may be
+    A prompt's segment brings integers and a payload; both lie in the buffer that a pass reads. Segments may be
     padded: rows after the last one are written after it in the slot, where the sequence's next row replaces them.
     """
 
@@ -54,7 +58,7 @@ class Contract(Hashable, Protocol):
         ...
 
     def count(self, rows: int) -> int:
-        """Whole numbers that a segment of so many rows brings."""
+        """The number of integers that a segment of so many rows brings."""
         ...
 
     def payload_bytes(self, rows: int) -> int:
@@ -62,7 +66,7 @@ class Contract(Hashable, Protocol):
         ...
 
     def numbers(self, prompt: Any, rows: int) -> Sequence[int]:
-        """The whole numbers of a prompt in a segment of `rows`, at most `count(rows)`; zeros follow."""
+        """The integers of a prompt in a segment of `rows`, at most `count(rows)`; zeros follow."""
         ...
 
     def payload(self, prompt: Any) -> Tensor:
@@ -91,7 +95,7 @@ class PassInputs:
     """Views of one buffer of bytes on the device, all int64 but the payload, and the layout of the pass's rows."""
 
     slots: Tensor
-    """[N]: of each segment."""
+    """[N]: the slot of each segment."""
     starts: Tensor
     """[N]: where rows enter the slot; CONTINUES stands for the slot's length."""
     rows: Tensor
@@ -105,7 +109,7 @@ class PassInputs:
     spread: Tensor
     """[S, R]: where a segment samples several rows, its rows among the sampled ones, the last repeated."""
     drafts: Tensor
-    """The sampled rows that are drafts after a prompt."""
+    """Which of the sampled rows are drafts after a prompt."""
     counts: Tensor
     """[S]: rows in `spread`, without padding."""
     tolerance: Tensor
@@ -115,12 +119,13 @@ class PassInputs:
     slot GUESSLESS for the first one.
     """
     moves: Tensor
-    """[M, 3]"""
+    """[M, 3]: source, target and length of each copy between slots."""
     numbers: tuple[Tensor, ...]
-    """The numbers of each prefill."""
+    """The integers of each prefill (`Contract.numbers`)."""
     payload: Tensor
-    """Bytes."""
+    """Bytes: the payloads of all prefills."""
     layout: PackedLayout
+    """The layout of the rows. The pass itself writes its tensors: only the device knows where each slot ends."""
 
     @classmethod
     def over(
@@ -132,8 +137,8 @@ class PassInputs:
         *,
         folding: bool = False,
     ) -> PassInputs:
-        """The views of a buffer of `input_bytes`. places: where the host may branch on them. folding: rows may be
-        rotated by other positions than their places.
+        """The views of a buffer of `input_bytes`. places: the spans, where the host may branch on them. folding: rows
+        may be rotated by other positions than their places.
         """
         sections = _sections_of(shape, contract)
         integers = buffer[: 8 * sections.total].view(torch.long)
@@ -147,20 +152,24 @@ class PassInputs:
             if len(views[name]):
                 views[name] = views[name].view(-1, 3)
         length = sum(shape.lengths)
-        single = shape.single_rows
-        turned = folding or contract.components > 1 or shape.tree
+        single = shape.all_single
+        # Rows are rotated by their places in the slot, unless their positions differ: then these have their own tensor.
+        rotated_apart = folding or contract.components > 1 or shape.tree
         row_position = integers.new_empty(length)
         layout = PackedLayout(
             lengths=shape.lengths,
             reach=shape.reach,
             row_slot=views["slots"] if single else integers.new_empty(length),
             row_position=row_position,
-            rope_position=integers.new_empty(contract.components, length) if turned else row_position[None],
+            rope_position=integers.new_empty(contract.components, length) if rotated_apart else row_position[None],
             sampled_rows=sampled,
             samples=shape.samples,
             places=places,
+            # Rows pad a segment only in passes of a padded shape, which have no spans on the host.
             live=None if single or places is not None else integers.new_empty(length, dtype=torch.bool),
-            sees=Sees(integers.new_empty(length, 2, 2), integers.new_empty(length), integers.new_empty(length))
+            visibility=Visibility(
+                integers.new_empty(length, 2, 2), integers.new_empty(length), integers.new_empty(length)
+            )
             if shape.tree
             else None,
             gated=shape.gated,
@@ -170,12 +179,12 @@ class PassInputs:
 
 
 def input_bytes(shape: PassShape, contract: Contract) -> int:
-    """Size of the buffer after PassInputs."""
+    """The size of the buffer that PassInputs views."""
     return 8 * _sections_of(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
 def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
-    """Whole numbers of a pass whose segments all lie at the start of one slot."""
+    """The integers of a pass whose segments all lie at the start of one slot."""
     lines = zip(shape.lengths, shape.samples, strict=True)
     segments = [_Numbers(slot=slot, start=0, rows=rows, samples=samples) for rows, samples in lines]
     numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
@@ -191,10 +200,10 @@ def stage(
     scratch: int,
     pinned: bool,
 ) -> list[Tensor]:
-    """A pass's inputs in pieces, bytes that lie end to end on the device: whole numbers, then each prompt's payload.
+    """A pass's inputs in pieces, bytes that lie end to end on the device: integers, then each prompt's payload.
 
-    scratch: the slot of segments that only pad the pass. Memory of the host is the pass's own: what the device still
-    reads is never written over.
+    scratch: the slot of segments that only pad the pass. Each pass has its own host memory: what the device still
+    reads is never overwritten.
     """
     segments = [_Numbers.of(each) for each in planned.segments]
     segments += [_Numbers(slot=scratch, start=0, rows=1, samples=1)] * (shape.segments - len(segments))
@@ -213,6 +222,8 @@ def stage(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbers:
+    """The integers that the host knows of one segment."""
+
     slot: int
     start: int
     rows: int
@@ -241,7 +252,7 @@ def _filled(
     moves: Sequence[tuple[int, int, int]],
     numbers: Sequence[Sequence[int]],
 ) -> list[int]:
-    """All whole numbers of a pass."""
+    """All integers of a pass: those of its shape, with the sections that vary filled in."""
     sections = _sections_of(shape, contract)
     sampled: list[int] = []
     for first, each, count in zip(sections.firsts, segments, shape.samples, strict=True):
@@ -270,16 +281,18 @@ def _filled(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sections:
-    """Where the whole numbers of a shape lie, by the names of PassInputs and `sampled`."""
+    """The sections of a shape's integers, named like the fields of PassInputs, and `sampled`."""
 
     parts: dict[str, slice]
+    """The place of each section."""
     prefills: tuple[str, ...]
-    """The names of those that each prefill brings."""
+    """The names of the sections of prefills, one each."""
     total: int
+    """The number of all integers."""
     constants: tuple[int, ...]
-    """Those that follow from the shape, and zeros."""
+    """All integers, with zeros in the sections that vary between passes of the shape."""
     firsts: tuple[int, ...]
-    """First row of each segment."""
+    """The first row of each segment."""
 
 
 def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
@@ -288,14 +301,17 @@ def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
 
 @lru_cache(maxsize=1024)
 def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
-    """counts: whole numbers of each prefill. The key holds only numbers, so that no model is kept alive."""
-    lengths, sampled = () if shape.single_rows else shape.lengths, sum(shape.samples)
+    """The table of sections. counts: integers of each prefill. The key holds only numbers, so that no model is kept
+    alive.
+    """
+    lengths, sampled = () if shape.all_single else shape.lengths, sum(shape.samples)
     sampling = [samples for samples in shape.samples if samples] if shape.most_samples > 1 else []
     several, segments = len(sampling), shape.segments
-    owner = [] if shape.samples_each else [at for at, samples in enumerate(shape.samples) for _ in range(samples)]
+    owner = [] if shape.one_sample_each else [at for at, samples in enumerate(shape.samples) for _ in range(samples)]
     runs = zip(_firsts(sampling), sampling, strict=True)
     of_prompts = zip(_firsts(shape.samples), shape.samples[: len(shape.prefills)], strict=False)
     given = {f"numbers {index}": [0] * count for index, count in enumerate(counts)}
+    # Sections that follow from the shape have their values here; the others are zeros, filled in for each pass.
     values = {
         "slots": [0] * segments,
         "starts": [0] * segments,
@@ -316,7 +332,7 @@ def _sections(shape: PassShape, counts: tuple[int, ...]) -> _Sections:
     parts = {}
     for name, each in values.items():
         parts[name] = slice(len(whole), len(whole) + len(each))
-        whole += [*each, *[0] * (len(each) % 2)]  # Triton compiles again for a pointer that is no multiple of 16 bytes
+        whole += [*each, *[0] * (len(each) % 2)]  # Triton compiles again for a pointer not at a multiple of 16 bytes
     firsts = tuple(_firsts(shape.lengths))
     return _Sections(parts=parts, prefills=tuple(given), total=len(whole), constants=tuple(whole), firsts=firsts)
 

@@ -1,7 +1,7 @@
-"""Work of unknown cost in a separate process, which is killed when an answer takes too long; and the inside of it.
+"""Work of unknown cost in a separate process, which is killed when an answer takes too long: both sides.
 
-Schemas of clients and chat templates of models are computed there: the caller's memory and its interpreter are not at
-risk. A message is a length, then bytes. The kernel ends the process at its limits, also when the caller is gone.
+Clients' schemas and models' chat templates are compiled there, so that the caller's memory and interpreter are not at
+risk. A message is a length, then bytes. The kernel ends the process at its limits, even if the caller is gone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ NICENESS = 10
 
 
 def serve(start: Callable[[bytes], tuple[bytes, Callable[[bytes], bytes] | None]]) -> None:
-    """The life of a bounded process: answer messages on standard streams until they end, or the memory.
+    """Run a bounded process: answer messages on the standard streams until they end or memory runs out.
 
-    start: answers the first message, and gives what answers the others; None to end there. The process gives up the
-    priority of the one who asks, which is for robots. An exit code says that memory was lacking.
+    start: answers the first message, and returns the function that answers the others, or None to end. The process
+    drops the priority inherited from its caller, which is meant for robots. MEMORY_EXIT reports a MemoryError.
     """
     if hasattr(os, "sched_setscheduler"):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -52,7 +52,7 @@ def _receive() -> bytes | None:
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit address space to what is used now and so many bytes more (where /proc says what is used)."""
+    """Limit the address space to its present size plus `more_bytes` (where /proc reports it)."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -64,19 +64,19 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_time(seconds: int) -> None:
-    """Limit processor time to what was used so far and so many seconds more."""
+    """Limit processor time to the time used so far plus `seconds`."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(used.ru_utime + used.ru_stime) + seconds, hard))
 
 
 STOPPED_S = 0.5  # between looks at a process that does not answer
-LAST_WORDS_S = 2.0  # from the end of the pipe to that of the process
+LAST_WORDS_S = 2.0  # from the end of the pipe to the end of the process
 OUT_OF_MEMORY = (MEMORY_EXIT, -signal.SIGABRT, -signal.SIGSEGV)
 
 
 class BoundedProcess:
-    """A process that runs `main` of a module. It ends with `end`, or when nobody holds this object."""
+    """A process that runs `main` of a module. It ends with `end`, or when this object is collected."""
 
     def __init__(self, module: str) -> None:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import main; main()"
@@ -99,15 +99,15 @@ class BoundedProcess:
         return self._process.returncode
 
     def exchange(self, message: bytes, limit_s: float, most_bytes: int) -> bytes:
-        """Write a message and read its answer, of at most so many bytes.
+        """Write a message and read its answer of at most `most_bytes`.
 
-        TimeoutError after the limit; ConnectionAbortedError once the process is stopped and will not go on, another
-        OSError once it has gone.
+        TimeoutError after the limit, ConnectionAbortedError if a signal has stopped the process, another OSError if it
+        is gone.
         """
         return _Exchange(self._process, time.monotonic() + limit_s).run(message, most_bytes)
 
     def end(self, patience_s: float = 0.0) -> int:
-        """Kill it if it does not end within this time; returns its exit code."""
+        """Wait for its end, kill it after `patience_s`; returns its exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)  # its end of the pipe closes before it can be waited for
         self._ended()
@@ -115,7 +115,7 @@ class BoundedProcess:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError), process:  # what was not written to it yet is lost
+    with contextlib.suppress(OSError), process:  # unwritten input is lost
         process.kill()
 
 
@@ -150,7 +150,7 @@ class _Exchange:
         return bytes(data)
 
     def _wait(self, descriptor: int, event: int) -> None:
-        """Wait until a descriptor is ready; every STOPPED_S, see whether the process is stopped."""
+        """Wait until a descriptor is ready; check every STOPPED_S if the process is stopped."""
         poll = select.poll()
         poll.register(descriptor, event)
         while not poll.poll(math.ceil(1000 * min(STOPPED_S, self._left_s()))):
@@ -164,7 +164,7 @@ class _Exchange:
 
 
 def is_stopped(pid: int) -> bool:
-    """True if a signal has stopped the process (where /proc says so)."""
+    """True if a signal has stopped the process (where /proc reports it)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:

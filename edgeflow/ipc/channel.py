@@ -1,4 +1,4 @@
-"""The worker's end of the socket to control: blocking, one reader thread."""
+"""The worker's end of the socket to control: blocking, with one reader thread."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class BlockingChannel:
         self._sock.close()
 
     def _read_into(self, space: memoryview) -> int:
-        """Fill the space: one system call and no copy unless a signal interrupts it."""
+        """Fill the space with one system call and no copy, unless a signal interrupts it."""
         try:
             count = self._sock.recv_into(space, 0, socket.MSG_WAITALL)
         except OSError as error:

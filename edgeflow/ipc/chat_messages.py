@@ -27,16 +27,18 @@ class ChatStart:
     presence_penalty: float
     frequency_penalty: float
     seed: int
+    """-1 = random."""
     logprobs: int
-    """Both: -1 = none."""
+    """Number of alternatives per token; -1 = no log probabilities."""
     schema: str
-    """A JSON schema that the answer must follow, or "". Payload: height*width*3 RGB bytes per image, concatenated."""
+    """A JSON schema that the answer must follow, or ""."""
     payload: Payload
+    """height*width*3 RGB bytes per image, concatenated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatStop:
-    """Chat front → worker: end an answer, because of a stop string or because the client is gone (cancelled)."""
+    """Chat front → worker: end an answer, after a stop string or because the client is gone (cancelled)."""
 
     request: int
     cancelled: bool
@@ -57,7 +59,7 @@ class SetPrefix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongSlots:
-    """Slots with a memory: the sizes of the gate in tokens, and the memory of a slot besides its positions."""
+    """Slots with a memory: the sizes of the memory gate in tokens, and the bytes of a slot's memory."""
 
     sink: int
     window: int
@@ -79,28 +81,28 @@ class ChatReady:
     model_fingerprint: str
     images: bool
     length: int
-    """The most tokens of a prompt and its answer together."""
+    """The most tokens of prompt and answer together."""
     capacity: int
-    """Positions of a slot, which `length` exceeds only where slots have a memory."""
+    """Positions of a slot; smaller than `length` only for slots with a memory."""
     long: LongSlots | None
-    """None without a gate."""
+    """None without a memory gate."""
     slots: list[str]
     """Ids of the declared fixed prefixes."""
     slot_bytes: int
-    """The slot bytes of one slot, with its memory."""
+    """Size of one slot, with its memory."""
     kv_bytes: int
-    """The kv bytes of all, one for recordings included."""
+    """Size of all slots, including one for recordings."""
     step_ns: int
     """Time of a decode step."""
     row_ns: int
     """Time per prompt row within a chunk."""
     sampling: list[float]
-    """The checkpoint's own temperature, top_p, min_p and repetition_penalty."""
+    """The checkpoint's temperature, top_p, min_p and repetition_penalty."""
     top_k: int
     numbers: str
     """Precision and its cost, for people."""
     draft: str = ""
-    """The drafts that decode passes verify, lookup or eagle3; "" = none."""
+    """The kind of drafts that decode passes verify: lookup or eagle3; "" = none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class ChatToken:
     request: int
     token: int
     logprobs: list[float]
-    """The logprobs of it and of the likeliest ones `top`; empty unless requested."""
+    """Log probabilities of the token and of the likeliest tokens `top`; empty unless requested."""
     top: list[int]
 
 
@@ -120,33 +122,33 @@ class ChatDone:
 
     request: int
     reason: str
-    """Stop, length or cancelled."""
+    """stop, length or cancelled."""
     prompt_tokens: int
     answer_tokens: int
     reused: int
     """Prompt rows taken from the fixed prefix of `slot` ("" = none)."""
     slot: str
     queue_ns: int
-    """From arrival to the first step."""
+    """Time from arrival to the first step."""
     prefill_ns: int
-    """From there to the first token."""
+    """Time from the first step to the first token."""
     decode_ns: int
-    """From there to the end."""
+    """Time from the first token to the end."""
     route: str = ""
-    """`long` for a prompt of which a part was folded, `short` for another, "" without a gate."""
+    """`long` if a part of the prompt was folded, else `short`; "" without a memory gate."""
     compressed: int = 0
-    """Their tokens."""
+    """Folded tokens of the prompt."""
     folds: int = 0
-    """Segments in the memory at the end, those of the answer and of a fixed prefix included."""
+    """Segments in the memory at the end, including those of the answer and of a fixed prefix."""
     draft: str = ""
-    """Lookup or eagle3; "" = the request had no drafts."""
+    """lookup or eagle3; "" = the request had no drafts."""
     drafted: int = 0
-    """Draft tokens that were verified, of which `accepted` were right."""
+    """Draft tokens checked by passes; `accepted` of them were right."""
     accepted: int = 0
     draft_passes: int = 0
-    """Passes that verified drafts."""
+    """Passes with drafts."""
     plain_passes: int = 0
-    """Decode passes without any, because none was found or there was no room."""
+    """Decode passes without drafts, because none was found or there was no room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +169,4 @@ class PrefixSet:
     request: int
     slot: str
     tokens: int
-    """Its length."""
+    """Length of the prefix."""

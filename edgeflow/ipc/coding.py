@@ -25,11 +25,11 @@ Reader: TypeAlias = Callable[[Any], Any]
 _PAYLOADS = (Payload, Payloads)
 _PLAIN: dict[Any, frozenset[type]] = {each: frozenset((each,)) for each in (bool, int, str, bytes)}
 _PLAIN[float] = frozenset((int, float))
-"""The types of msgpack that a field of each plain type may have."""
+"""The msgpack types that a field of each plain type may have."""
 
 
 def _reader(wanted: Any) -> Reader:
-    """A function that makes the value of a field of one from msgpack; TypeError for one of the wrong type."""
+    """A function that converts a msgpack value to the type of a field; TypeError for a wrong type."""
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin is UnionType and arguments[1:] == (NoneType,):
         inner = _reader(arguments[0])
@@ -79,7 +79,7 @@ def _as_list(value: object) -> list[Any]:
 
 
 class Coding(Generic[Kind]):
-    """Encodes and decodes a fixed set of dataclasses; the code of a message is its place among them."""
+    """Encodes and decodes a fixed set of dataclasses. The code of a message is its index among them."""
 
     def __init__(self, kinds: tuple[type, ...]) -> None:
         self._kinds = kinds
@@ -98,7 +98,7 @@ class Coding(Generic[Kind]):
         return msgpack.packb([code, *values], default=_as_list), getattr(message, name) if name else b""
 
     def decode(self, header: bytes | bytearray, payload: Payload = b"") -> Kind:
-        """The message made from a header and a payload; WorkerError when they are not a valid message."""
+        """The message of a header and a payload; WorkerError if they are not a valid message."""
         try:
             parts = msgpack.unpackb(header)
         except (ValueError, TypeError, msgpack.UnpackException) as error:

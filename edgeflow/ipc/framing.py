@@ -13,7 +13,7 @@ from edgeflow_client.errors import WorkerError
 Payload: TypeAlias = bytes | memoryview
 """Raw bytes that follow a header: sent from any buffer without a copy."""
 Payloads: TypeAlias = Payload | tuple[Payload, ...]
-"""The same from several buffers, which are received as one."""
+"""One payload, sent from one buffer or from several."""
 
 PREFIX = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 20
@@ -21,10 +21,10 @@ MAX_PAYLOAD_BYTES = 64 << 20  # the pixels of all cameras of a frame together
 
 
 class Framer:
-    """Assembles messages. Whoever reads puts bytes into `space`, and says with `filled` how many.
+    """Assembles messages. The reader puts bytes into `space` and reports their number with `filled`.
 
-    Lengths are checked before memory is taken, and that of a payload is taken no sooner than `space` asks for it.
-    header_bytes: at most.
+    Lengths are checked before memory is allocated, and a payload's memory only once `space` is requested for it.
+    header_bytes: the longest permitted header.
     """
 
     def __init__(self, header_bytes: int = MAX_HEADER_BYTES) -> None:
@@ -37,7 +37,7 @@ class Framer:
 
     @property
     def before_payload(self) -> bool:
-        """True when the next thing to read is the beginning of a payload."""
+        """True if a payload comes next, for which `space` would allocate memory."""
         return not self._space
 
     @property
@@ -48,7 +48,7 @@ class Framer:
         return self._space
 
     def filled(self, count: int) -> tuple[bytearray, Payload] | None:
-        """Take note of so many bytes in `space`; the header and the payload of a message that is complete.
+        """Accept `count` bytes in `space`; returns header and payload of a complete message.
 
         WorkerError for implausible lengths.
         """
@@ -70,7 +70,7 @@ class Framer:
 
 
 def _uncleared(size: int) -> memoryview:
-    """Memory that is not written before it is used: clearing 64 MiB would hold the interpreter's lock."""
-    import numpy as np  # once a payload comes: a worker is bound to its parent before anything slow is loaded
+    """Memory that is not cleared: clearing 64 MiB would hold the interpreter's lock."""
+    import numpy as np  # only now: a worker must be bound to its parent before anything slow is imported
 
     return np.empty(size, np.uint8).data

@@ -34,11 +34,13 @@ class OpenSession:
     instruction: str = ""
     """Checked but not stored; every frame carries its own."""
     deadline_ns: int = 0
-    """From a frame's arrival to its action."""
+    """Time from a frame's arrival to its action."""
     patience_ns: int = 0
-    """From its arrival to when that is too old, 0 = never; only frames that draft are given up."""
+    """Time from a frame's arrival until it is given up because it is too old; 0 = never. It applies to frames with
+    drafts only.
+    """
     period_ns: int = 0
-    """Between frames."""
+    """Time between frames."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
 
@@ -76,24 +78,24 @@ class SubmitFrame:
     instruction: str
     payload: Payloads
     state: list[float] = field(default_factory=list)
-    """The numbers of all state vectors. Both in the order of the policy's inputs."""
+    """The values of all state vectors. Images and state are in the order of the policy's inputs."""
     stamp_ns: int = 0
     """Capture time on the robot's clock."""
     waited_ns: int = 0
     """Time since control received it."""
     playing: Playing | None = None
-    """The chunk executed at its capture, if it may be continued."""
+    """The chunk in execution at its capture, if it may be continued."""
     delay_ns: int = 0
-    """How old the frame will be when its answer is executed, as measured, before the first answer as forecast; 0 =
+    """Expected age of the frame when its answer is executed: measured, or the forecast before the first answer; 0 =
     unknown.
     """
     unplayed_from: int = 0
-    """Where none is executed, answers to frames from this one on may be on their way to the robot; 0 = none may be.
-    Answered by exactly one FrameResult or FrameDropped.
+    """If no chunk is in execution: the first frame whose answer may be on its way to the robot; 0 = none. Answered by
+    exactly one FrameResult or FrameDropped.
     """
 
     def images(self) -> list[Image]:
-        """The images, as views of the payload; WorkerError unless it has the bytes that the sizes say."""
+        """The images as views of the payload; WorkerError if the payload does not match the sizes."""
         if len(self.sizes) % 2:
             raise WorkerError(f"a frame has {len(self.sizes)} sides of images, which are two each")
         sizes = list(zip(self.sizes[::2], self.sizes[1::2], strict=True))
@@ -127,7 +129,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Control → worker, once per second: asks for a sign of life."""
+    """Control → worker, once per second: requests a Pong."""
 
     nonce: int
 
@@ -159,27 +161,25 @@ class WorkerReady:
     unnorm_keys: list[str]
     kv_bytes: int
     prefill_rows: int
-    """L_P of a short instruction."""
+    """Prefill rows (L_P) of a short instruction."""
     pass_times: PassTimes
     """Measured at start."""
     inputs: PolicyInputs
-    """The needs of the policy of each observation."""
+    """The inputs that the policy needs from each observation."""
     programs: list[StageProgram]
-    """By un-normalisation key, in the order of unnorm_keys."""
+    """The program of each un-normalisation key, in the order of unnorm_keys."""
     row_budget: int = 1024
-    """Most rows of a pass."""
+    """The most rows per pass."""
     operators: str = ""
     """Implementations in use besides the built-in ones, in one line."""
     memory: str = ""
     """The KV memory of the sessions and what was free, in one line."""
     bins: bool = False
-    """True when there are tokens that are bins of a displacement, for which sessions may set a tolerance or a limit of
-    passes.
-    """
+    """Some tokens are bins of a displacement, so that sessions may set a tolerance or a limit of passes."""
     rtc: bool = False
     """Answers can continue the chunk in execution."""
     warnings: list[str] = field(default_factory=list)
-    """Remarks on the checkpoints for a person."""
+    """Warnings about the checkpoints, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +223,9 @@ class FrameResult:
     inference_ns: int
     passes: int
     settled: int
-    """Tokens that are verified, K but where a session limits passes."""
+    """Number of verified tokens: K, unless the session limits passes."""
     report: ChunkReport = field(default_factory=ChunkReport)
-    """How the chunk came about."""
+    """How the chunk was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,18 +251,22 @@ class Pong:
     rows: int
     full_passes: int
     pass_ns: list[int]
+    """The time of each pass."""
     pass_prefills: list[int]
+    """The prefills of each pass."""
     pass_decodes: list[int]
-    """All three: time, prefills and decode rows per pass."""
+    """The decode rows of each pass."""
     eager_passes: int = 0
-    """Passes without a captured graph, where graphs are replayed."""
+    """Passes without a captured graph, if graphs are used."""
     settling_stages: list[int] = field(default_factory=list)
     settling_bins: list[int] = field(default_factory=list)
     settling_passes: list[int] = field(default_factory=list)
     settling_done: list[bool] = field(default_factory=list)
-    """These four: a SettlingSample (scheduler/settling.py) per frame that drafted and left since the last Pong."""
+    """These four: a VerificationSample (scheduler/verification.py) per frame that drafted and left since the last
+    Pong.
+    """
     unusual_states: int = 0
-    """Frames whose state was outside its statistics."""
+    """Frames whose state was outside the range of its statistics."""
 
 
 _Sessions: TypeAlias = Begin | StandingBy | OpenSession | ChangePace | SubmitFrame | ResetSession | CloseSession

@@ -1,7 +1,7 @@
 """Packets between control and a child process: one message each, with descriptors, over a SOCK_SEQPACKET socket.
 
-Sealed memory is what the descriptors hold: bytes that cross without a copy and without trust. A sealed memory file can
-neither change nor shrink, so its reader may map it and check it once.
+The descriptors hold sealed memory, which crosses without a copy and without trust: a sealed memory file can neither
+change nor shrink, so that its reader may map it and check it once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Packets(Generic[Kind]):
         return self._sock.fileno()
 
     def send(self, message: Kind, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message, and duplicates of the descriptors; False if it is too long or nobody reads."""
+        """Send a message and duplicates of the descriptors; False if it is too long or the reader is gone or slow."""
         header, _ = self._coding.encode(message)
         if len(header) > MAX_PACKET_BYTES:
             return False
@@ -62,10 +62,10 @@ class Packets(Generic[Kind]):
         return True
 
     def receive(self) -> tuple[Kind, list[int]] | None:
-        """The next message with its descriptors, which the caller closes; None if there is none yet.
+        """The next message with its descriptors, which the caller closes; None if none has arrived.
 
-        EOFError once the other end is gone; WorkerError for what is not a message. DescriptorsLackingError carries a
-        message whose descriptors are lost.
+        EOFError once the other end is gone; WorkerError for an invalid message. DescriptorsLackingError carries a
+        message whose descriptors were lost.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(
@@ -78,6 +78,7 @@ class Packets(Generic[Kind]):
         if not data:
             raise EOFError
         try:
+            # MSG_CTRUNC with fewer descriptors: this process has no free numbers, which is not the sender's fault
             if flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and len(descriptors) >= MAX_DESCRIPTORS):
                 raise WorkerError("truncated message between processes")
             message = self._coding.decode(data)
@@ -159,7 +160,7 @@ def seal_written(size: int, write: Callable[[memoryview], None]) -> Sealed:
     made = Sealed(os.memfd_create("edgeflow", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
     try:
         if size:
-            os.posix_fallocate(made.descriptor, 0, size)  # now: a lack of memory would be a signal when it is written
+            os.posix_fallocate(made.descriptor, 0, size)  # now: without memory, writing would raise SIGBUS
             _fill(mmap.mmap(made.descriptor, size), write)
         fcntl.fcntl(made.descriptor, fcntl.F_ADD_SEALS, SEALS)
     except BaseException:
@@ -181,16 +182,16 @@ def _fill(mapped: mmap.mmap, write: Callable[[memoryview], None]) -> None:
 
 
 def unseal(fd: int, most: int) -> memoryview:
-    """The bytes behind a descriptor, mapped; WorkerError if it is not sealed or holds more than `most` bytes.
+    """The bytes of a descriptor, mapped; WorkerError if it is not sealed or holds more than `most` bytes.
 
-    The descriptor stays open and is the caller's; the mapping lives as long as the view, and has a descriptor too.
+    The descriptor stays open and belongs to the caller. The mapping lives as long as the view and has its own one.
     """
     size = _size(fd, most)
     return memoryview(mmap.mmap(fd, size, prot=mmap.PROT_READ)) if size else memoryview(b"")
 
 
 def read_sealed(fd: int, most: int) -> bytes:
-    """The bytes behind a descriptor, copied: this needs no further descriptor. WorkerError as for `unseal`."""
+    """The bytes of a descriptor, copied, which needs no further descriptor. WorkerError as in `unseal`."""
     size = _size(fd, most)
     data = os.pread(fd, size, 0)
     if len(data) != size:

@@ -2,7 +2,7 @@
 
 An implementation is called once a pass with the layout and the store, and returns what each layer calls:
 (q [L_Q, H, D], layer of the KV format) → [L_Q, H, D]. The row at position p of a slot sees positions 0 .. p of it
-(bottom-right aligned), or what `layout.sees` says. Scores are scaled by D^-1/2; H is a multiple of KH (grouped
+(bottom-right aligned), or what `layout.visibility` says. Scores are scaled by D^-1/2; H is a multiple of KH (grouped
 queries).
 The pass's rows are already written. Positions beyond the last one that a slot's rows see hold anything, NaN included;
 between those that they see lie finite numbers. Positions beyond a slot's last span an implementation may clear. Spans
@@ -32,7 +32,7 @@ def reference(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001 - th
     """Row by row, written out, over slots of any format."""
     slots, positions = layout.row_slot.tolist(), layout.row_position.tolist()
     places: list[Places] = [slice(position + 1) for position in positions]
-    if layout.sees is not None:
+    if layout.visibility is not None:
         places = [seen.nonzero()[:, 0] for seen in layout.seen()]
 
     def attend(q: Tensor, layer: KVLayer) -> Tensor:
@@ -99,7 +99,7 @@ def visible(layout: PackedLayout, rows: slice) -> tuple[Places, Tensor]:
 
 def _seen_by(layout: PackedLayout, first_row: int, span: Span) -> tuple[Places, Tensor | None]:
     """The places and the mask of a span."""
-    if layout.sees is None:
+    if layout.visibility is None:
         return slice(span.start + span.length), causal_mask(span, layout.row_slot.device)
     return visible(layout, slice(first_row, first_row + span.length))
 

@@ -1,7 +1,7 @@
 """Packed attention that reads every dense slot where it lies, tile by tile. The host reads slots and places.
 
-Rows may see given places (`PackedLayout.sees`). Those that see the same need no mask, and spans that see the same in
-neighbouring slots are one batch: the denoising steps of frames in flight.
+Rows may see given places (`PackedLayout.visibility`). Those that see the same need no mask, and spans that see the same
+in neighbouring slots are one batch: the denoising steps of frames in flight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     first_row = 0
     singles: list[tuple[int, Span]] = []
     seen: list[tuple[int, Span]] = []
-    causal = None if layout.sees is None else layout.sees.causal(layout.row_position).tolist()
+    causal = None if layout.visibility is None else layout.visibility.causal(layout.row_position).tolist()
     for span in layout.spans:
         follows = span.length > 1 and span.start > 0  # those of several frames can be one batch
         if causal is not None and (follows or not all(causal[first_row : first_row + span.length])):
@@ -223,11 +223,11 @@ class SeenRows:
 def seen_rows(layout: PackedLayout, spans: Sequence[tuple[int, Span]], tile: int) -> Iterator[SeenRows]:
     """The rows of some spans, each given with its first row. tile: rows that are computed together under a mask, 0 =
     all."""
-    if layout.sees is None or not spans:
+    if layout.visibility is None or not spans:
         return
-    ranges = _joined(layout.sees.ranges.cpu().numpy())
-    device = layout.sees.ranges.device
-    named = layout.sees.tree is not None
+    ranges = _joined(layout.visibility.ranges.cpu().numpy())
+    device = layout.visibility.ranges.device
+    named = layout.visibility.tree is not None
     for first_row, span, count in _alike(ranges, spans, alone=named):
         own = ranges[first_row : first_row + span.length]
         runs = [range(span.length)] if named else _runs(own)

@@ -97,7 +97,7 @@ class GroupLayout:
             sampled_rows=whole.sampled_rows[:0],
             samples=None,
             places=None if whole.places is None else whole.places[self.prefixes :],
-            sees=whole.sees and whole.sees.of_rows(slice(first, None)),
+            visibility=whole.visibility and whole.visibility.of_rows(slice(first, None)),
         ).sharing(whole, "suffix")
 
 

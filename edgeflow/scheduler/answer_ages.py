@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import median_low
 
 KEPT_AGES = 64
-AGE_PERCENT = 95  # of them are at most as old as is expected
+AGE_PERCENT = 95  # per cent of the ages are at most the expected one
 FEWEST_TO_LEAVE_OUT_ONE = 3
-ENOUGH = 8  # ages that are relied upon without what was foretold
+ENOUGH = 8  # ages from which on the forecast no longer counts
 
 
 @dataclass(slots=True)
@@ -16,7 +16,7 @@ class _Age:
     """The age of one answer."""
 
     server_ns: int
-    """As the service measured."""
+    """The time in the service, as it measured it."""
     fits_ns: int | None
     """The age up to which the chunk fits; None = any."""
     age_ns: int | None = None
@@ -28,20 +28,22 @@ class AnswerAges:
     The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
     of others took. Expected is the age that AGE_PERCENT of them had at most, or of few, from
     FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten. Fewer
-    than ENOUGH may all have been lucky, so then it is at least what was forecast.
+    than ENOUGH may all have been lucky, so then it is at least the forecast.
     """
 
     def __init__(self) -> None:
         self._ages: dict[int, _Age] = {}
 
     def sent(self, seq: int, server_ns: int, fits_ns: int | None = None) -> None:
-        """An answer was handed out, so long after its frame was received."""
+        """Record that an answer was handed out, so long after its frame was received."""
         self._ages[seq] = _Age(server_ns, fits_ns)
         if len(self._ages) > KEPT_AGES:
             del self._ages[next(iter(self._ages))]
 
     def arrived(self, seq: int, age_ns: int) -> bool:
-        """The robot says how old a frame was when its answer arrived; True if that is news, and it came too late."""
+        """Record the robot's report of a frame's age at its answer's arrival; True if that is new, and it came too
+        late.
+        """
         age = self._ages.get(seq)
         if age is None or age.age_ns is not None:
             return False
@@ -49,7 +51,9 @@ class AnswerAges:
         return age.fits_ns is not None and age.age_ns > age.fits_ns
 
     def expected_ns(self, foretold_ns: int) -> int:
-        """The age of the next frame when its answer arrives. foretold_ns: before any was measured."""
+        """The age of the next frame when its answer arrives. foretold_ns: the forecast, used before any was
+        measured.
+        """
         if not self._ages:
             return foretold_ns
         transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]

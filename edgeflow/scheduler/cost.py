@@ -27,10 +27,10 @@ class PassSample:
 
     prefills: int
     decodes: int
-    """As Pass.decode_rows."""
+    """Rows as counted by Pass.decode_rows."""
     ns: int
     lead_ns: int = 0
-    """As PassTimes.launch_ns, of this pass."""
+    """The time of the host before the pass was enqueued, as in PassTimes.launch_ns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class ChunkTimes:
         return self.step_ns + (prefills + decodes - 1) * self.row_ns
 
     def corrected(self, percent: int, *, with_prefill: bool) -> ChunkTimes:
-        """Decode rows tell how the device has changed; a chunk's time depends on more than its rows."""
+        """Only decode rows show how the device has changed; a chunk's time depends on more than its rows."""
         if with_prefill:
             return self
         return ChunkTimes(max(self.step_ns * percent // 100, 1), max(self.row_ns * percent // 100, 1))
@@ -179,7 +179,7 @@ class ChatTurns:
     def rows(self, now_ns: int, *, idle: bool, pass_at_ns: int | None) -> int:
         """Rows that chat's next pass may have; 0 where it must wait.
 
-        Passes that are launched and not finished come first. idle: control has nothing to run. pass_at_ns: when it
+        Passes in flight come first. idle: control has nothing to run. pass_at_ns: when it
         will have, even if no frame arrives.
         """
         room_ns = self._gaps.room_ns(now_ns, pass_at_ns) - max(self._free_ns - now_ns, 0) if idle else 0
@@ -193,11 +193,11 @@ class ChatTurns:
         return self._cost.times.pass_ns(prefill_rows, decode_rows)
 
     def launched(self, now_ns: int, expected_ns: int) -> None:
-        """Record that a pass of anyone is launched, after those that are."""
+        """Record that a pass was launched, by control or chat; it runs after those in flight."""
         self._free_ns = max(self._free_ns, now_ns) + expected_ns
 
     def finished(self) -> None:
-        """Record that no pass is launched and not finished."""
+        """Record that no pass is in flight."""
         self._free_ns = 0
 
     def served(self, now_ns: int, sample: PassSample | None) -> None:

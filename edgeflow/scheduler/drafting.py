@@ -1,8 +1,8 @@
 """How many drafts the next pass of a chat request verifies. Integers only.
 
-A verification runs the newest token and the drafts after it, and gives a token for each draft that was right and
-one more. While a pass of several rows is in flight, nobody knows how many that will be: a plan counts on the fewest,
-one for each pass, where it asks whether the answer is complete, and on the most where it asks where rows may end.
+A verification runs the newest token and the drafts after it, and yields a token for each draft that was right and
+one more. While a pass of several rows is in flight, their number is not known: a plan counts on the fewest,
+one per pass, to decide whether the answer is complete, and on the most to bound where rows may end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CERTAIN = 1024
 REMEMBERED = 64
 """Drafts by which acceptance is judged; older ones count half, a quarter, and so on."""
 ASSUMED = (2, 4)
-"""Right drafts, of how many, that every request begins with."""
+"""Accepted drafts, of how many compared, with which every request begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +29,14 @@ class DraftRule:
     rows: int = 1
     """Most rows of a verification, the newest token included."""
     places: int = UNBOUNDED
-    """Those of the slot, which no row may leave."""
+    """Positions of the slot, which no row may leave."""
     deepest: int = 0
-    """Most rows on a path, which is what a verification can accept; 0 for all of them."""
+    """Most rows on a path, which is what a verification can yield; 0 for all of them."""
     row_permille: int = 0
     """The time of one more row, per mille of a pass of one."""
 
-    def settles(self, rows: int) -> int:
-        """The most tokens that so many rows give."""
+    def most_tokens(self, rows: int) -> int:
+        """The most tokens that a verification of so many rows yields."""
         return min(rows, self.deepest or rows)
 
 
@@ -50,21 +50,22 @@ class DraftCounts:
     drafted: int = 0
     """Tokens that were verified."""
     accepted: int = 0
-    """Right ones among them."""
+    """Accepted ones among them."""
     drafts: int = 0
+    """Passes after the prompt with drafts."""
     plain: int = 0
-    """Both: passes after the prompt with drafts, and without any."""
+    """Passes after the prompt without any."""
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """The share of a request's drafts that are right, each given that those before it are."""
+    """The share of a request's drafts that are accepted, each given that those before it are."""
 
     right: int = ASSUMED[0]
     judged: int = ASSUMED[1]
 
     def observe(self, drafts: int, accepted: int) -> None:
-        """Record a pass; drafts after the first wrong one say nothing.
+        """Record a pass; drafts after the first rejected one say nothing.
 
         A low share recovers in passes without drafts, so that they are tried again.
         """
@@ -76,7 +77,7 @@ class Acceptance:
             self.right, self.judged = self.right // 2 + ASSUMED[0] // 2, self.judged // 2 + ASSUMED[1] // 2
 
     def pays(self, path: int, drafts: int, row_permille: int) -> bool:
-        """True when a tree gives more tokens per time than a pass without. path: its drafts that can be right."""
+        """True when a tree gives more tokens per time than a pass without. path: drafts of it that can be accepted."""
         tokens = likely = CERTAIN
         for _ in range(path):
             likely = likely * self.right // self.judged
@@ -102,31 +103,31 @@ class Drafts:
     """The tokens of a request whose passes may verify drafts."""
 
     rule: DraftRule = UNDRAFTED
-    settled: int = 0
+    verified: int = 0
     """Tokens that are known."""
     found: int = 0
-    """Drafts after the newest one, as its outcome said."""
+    """Drafts after the newest token, as reported with it."""
     counts: DraftCounts = field(default_factory=DraftCounts)
     acceptance: Acceptance = field(default_factory=Acceptance)
     _flying: deque[int] = field(default_factory=deque)  # rows of each pass in flight that gives tokens
 
     @property
     def fewest(self) -> int:
-        """Tokens that there will be at least when all passes in flight are committed."""
-        return self.settled + len(self._flying)
+        """The least number of known tokens once all passes in flight are committed."""
+        return self.verified + len(self._flying)
 
     @property
     def most(self) -> int:
-        """Tokens that there may be then."""
-        return self.settled + sum(map(self.rule.settles, self._flying))
+        """The greatest number of known tokens then."""
+        return self.verified + sum(map(self.rule.most_tokens, self._flying))
 
     @property
     def certain(self) -> bool:
         """True when no pass of several rows is in flight."""
         return self.fewest == self.most
 
-    def behind(self, place: int, tokens: int, ahead: int, rows: int) -> int:
-        """How many drafts run after the newest token.
+    def next_count(self, place: int, tokens: int, ahead: int, rows: int) -> int:
+        """How many drafts the next pass verifies after the newest token.
 
         place: that the token enters. tokens: most that the answer may have. ahead: drafts before the next fold. rows:
         that the pass may have.
@@ -135,12 +136,12 @@ class Drafts:
         if rule.form is DraftForm.NONE:
             return 0
         standing = rule.rows - 1 if self._flying else min(self.found, rule.rows - 1)
-        left = tokens - self.most - 1  # behind the token that the newest one gives
+        left = tokens - self.most - 1  # after the token that the newest one gives
         most = min(standing, ahead, rows - 1, rule.places - place - 1)
         if left <= 0 or most <= 0:
             return 0
         if rule.form is DraftForm.TREE:
-            return most if self.acceptance.pays(rule.settles(1 + most) - 1, most, rule.row_permille) else 0
+            return most if self.acceptance.pays(rule.most_tokens(1 + most) - 1, most, rule.row_permille) else 0
         return self.acceptance.worthwhile(min(most, left), rule.row_permille)
 
     def launched(self, rows: int) -> None:
@@ -151,10 +152,10 @@ class Drafts:
         """Record how many tokens the oldest pass gave; returns how many fewer than the most."""
         rows = self._flying.popleft()
         self.found = found
-        if self.settled:  # it was not the end of the prompt
+        if self.verified:  # it was not the end of the prompt
             self.counts.drafted += rows - 1
             self.counts.accepted += tokens - 1
             self.counts.drafts += rows > 1
             self.counts.plain += rows == 1
-            self.acceptance.observe(self.rule.settles(rows) - 1, tokens - 1)
-        return self.rule.settles(rows) - tokens
+            self.acceptance.observe(self.rule.most_tokens(rows) - 1, tokens - 1)
+        return self.rule.most_tokens(rows) - tokens

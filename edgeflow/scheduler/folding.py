@@ -1,4 +1,4 @@
-"""How a sequence goes through its slot: in a straight line, or in segments that enter a memory (EdgeInfinite, 3.2).
+"""The way of a sequence through its slot: a straight line, or segments that enter a memory (EdgeInfinite, 3.2).
 
 A *route* says which run of a sequence's positions comes next, and where in the slot it enters. Integers only.
 """
@@ -22,7 +22,7 @@ class RouteRun:
     folded: int = 0
     """Tokens that have left the slot for its memory; a position's place is the position less these."""
     before: Before = Before.NOTHING
-    """The change in the slot ahead of the first row."""
+    """The change of the slot before the first row."""
     gated: bool = False
     """The rows read the memory."""
     again: bool = False
@@ -41,8 +41,8 @@ class Route:
         """How many drafts may run after the newest of so many known tokens before the next fold."""
         return UNBOUNDED
 
-    def settled(self, known: int) -> int:  # noqa: ARG002 - alike for all
-        """How many of `folded` segments are folded by the time that `known` tokens are known."""
+    def folded_at(self, known: int) -> int:  # noqa: ARG002 - alike for all
+        """How many of the `folded` segments are folded once `known` tokens are known."""
         return 0
 
     def take(self, position: int, rows: int, known: int) -> RouteRun:
@@ -91,7 +91,7 @@ class SlotUse:
         return 0
 
     def name(self, rows: int) -> str:  # noqa: ARG002 - alike for all
-        """The way of a prompt: "short" or "long", "" where all go the same."""
+        """The route of a prompt: "short" or "long", "" where all take the same."""
         return ""
 
 
@@ -111,7 +111,7 @@ class Folding(SlotUse):
     gates_first: bool = False
     """Segment 0 of a long prompt is gated too (`first_segment: zero`)."""
     again: int = 0
-    """As in SlotUse."""
+    """Shared rows to compute again, as in SlotUse."""
     shares_slots = False  # a sequence would change the prefix's memory
 
     @property
@@ -173,7 +173,7 @@ class FoldingRoute(Route):
         folding = self._folding
         return max(folding.end(self.folded + 1) + folding.window - 1 - known, 0)
 
-    def settled(self, known: int) -> int:
+    def folded_at(self, known: int) -> int:
         return min(self.folded, self._folding.segments(known))
 
     def take(self, position: int, rows: int, known: int) -> RouteRun:

@@ -15,11 +15,11 @@ from edgeflow.contract import Pace, PassTimes, StageProgram
 from edgeflow.scheduler.pace import paces_of
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
-from edgeflow.scheduler.settling import Draws, Settling
+from edgeflow.scheduler.verification import Draws, VerificationPasses
 
 MAX_PASSES = 800  # bounds the work of one forecast
-FRAMES = 40  # of the slowest robot, in ticks of its own
-DRAFTED = 500  # frames that a robot begins whose frames draft: so many show their rate within a few per cent
+FRAMES = 40  # of the slowest robot, in its own ticks
+DRAFTED = 500  # frames that a robot in mode speculative begins: enough to show its rate within a few per cent
 FEW = 8  # frames in the whole run, fewer than which show no rate in half of it
 
 
@@ -30,26 +30,26 @@ class ForecastSession:
     pace: Pace
     """As in Scheduler.open."""
     period_ns: int
-    """Between frames; 0 = a fresh frame is always available."""
+    """Time between frames; 0 = a fresh frame is always available."""
     rows: int = 1
     """L_P, the prefill length."""
     deadline_ns: int = 0
-    """Counted from a frame's arrival."""
+    """Time from a frame's arrival to when its action is due."""
     offset_ns: int = 0
     """When the first frame arrives."""
     prepare_ns: int = 0
-    """The prepare of the host, before the pass that begins with its frame."""
+    """Time that the host takes to prepare a frame, before the pass that begins with it."""
     patience_ns: int = 0
-    """From a frame's arrival to when it is too old, 0 = never."""
-    settling: Settling | None = None
-    """Where frames draft; None = not known, so that each takes K passes."""
+    """Time from a frame's arrival to when it is too old, 0 = never."""
+    verification: VerificationPasses | None = None
+    """The passes that drafted frames need; None = not known, so that each takes K."""
     program: StageProgram | None = None
     """As in Scheduler.open."""
 
     @property
     def assumed(self) -> bool:
-        """True if its frames draft and it is not known in how many passes they are verified."""
-        return self.pace.speculation is not None and self.settling is None
+        """True if its frames draft and it is not known how many passes they need."""
+        return self.pace.speculation is not None and self.verification is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +61,11 @@ class Forecast:
     age_ns: int
     worst_age_ns: int
     passes: int = 0
-    """Those of all actions."""
+    """Passes of all actions."""
     overtaken: int = 0
     """Frames that drafted and left without an action."""
     assumed: bool = False
-    """It is not known in how many passes frames are verified."""
+    """It is not known how many passes drafted frames need, so K is assumed."""
 
     @property
     def fps(self) -> float:
@@ -73,7 +73,7 @@ class Forecast:
 
     @property
     def begun_fps(self) -> float:
-        """Frames per second that have passes; those that no newer one overtakes give actions."""
+        """Frames per second that begin; those that no newer one overtakes give actions."""
         return (self.actions + self.overtaken) * 1e9 / self.span_ns if self.span_ns else 0.0
 
     @property
@@ -95,8 +95,8 @@ class Forecast:
 class _Begun:
     """A frame that has had a pass."""
 
-    settles: int
-    """In its pass of this number."""
+    needed: int
+    """Passes until it is verified."""
     passes: int = 0
     """Passes so far."""
 
@@ -111,7 +111,7 @@ class _Feed:
         self.skipped = 0  # frames before the one offered last that were replaced before a pass could begin
         self._stamps: dict[int, int] = {}
         self._begun: dict[int, _Begun] = {}
-        self._draws = Draws(robot.settling, session) if robot.settling else None
+        self._draws = Draws(robot.verification, session) if robot.verification else None
         self._seq = 0
         self.next_ns = robot.offset_ns
 
@@ -128,11 +128,11 @@ class _Feed:
         return Frame(FrameRef(self.session, 1, self._seq), robot.rows, stamp + robot.deadline_ns, expires_ns)
 
     def outcome(self, segment: Segment[FrameRef]) -> Outcome[FrameRef]:
-        """One token of a frame per pass, and all that are left once it is verified."""
+        """One token of a frame per pass, and all the rest in the pass that verifies it."""
         seq = segment.sequence.seq
         begun = self._begun.get(seq) or self._begin(seq)
         begun.passes += 1
-        return Outcome(segment.sequence, (0,) * (segment.samples if begun.passes >= begun.settles else 1))
+        return Outcome(segment.sequence, (0,) * (segment.samples if begun.passes >= begun.needed else 1))
 
     def leave(self, seq: int) -> tuple[int, int]:
         """Forget a frame; its arrival and the passes that it had."""
@@ -156,7 +156,7 @@ class _Action:
 
 @dataclass(slots=True)
 class _Tally:
-    """The actions of one robot, when frames that had begun were overtaken, and how many newer ones replaced before."""
+    """The actions of one robot, when frames in flight were overtaken, and how many were replaced before they began."""
 
     period_ns: int
     done: list[_Action] = field(default_factory=list)
@@ -199,7 +199,7 @@ class _Device:
         self._free_ns = 0
 
     def launch(self, planned: Pass[FrameRef], now_ns: int) -> int:
-        """When the host has launched the pass."""
+        """Enqueue a pass; returns when the host has launched it."""
         launched_ns = now_ns + self._times.launch_ns
         lasts_ns = self._times.pass_ns(len(planned.prefills), planned.decode_rows)
         self._free_ns = max(self._free_ns, launched_ns) + lasts_ns
@@ -266,8 +266,8 @@ class _Simulation:
 def forecast(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> tuple[Forecast, ...]:
     """Each robot's steady state when all of them share the device. The newest ones are cached.
 
-    The second half of the run counts, where frames draft all but an eighth, and all of it where the run is short beside
-    a robot's period.
+    Only the second half of the run counts, with drafts all but the first eighth, and all of it where the run is short
+    for a robot's period.
     """
     return _forecast(times, limits, tuple(robots))
 
@@ -284,10 +284,13 @@ def _forecast(times: PassTimes, limits: SchedulerLimits, robots: tuple[ForecastS
 
 
 def by_mode(
-    times: PassTimes, limits: SchedulerLimits, settling: Settling | None = None, program: StageProgram | None = None
+    times: PassTimes,
+    limits: SchedulerLimits,
+    verification: VerificationPasses | None = None,
+    program: StageProgram | None = None,
 ) -> dict[str, Forecast]:
-    """One robot alone at full rate, in every mode and at every depth. settling, program: as in Robot."""
-    robot = ForecastSession(pace=Pace(), period_ns=0, settling=settling, program=program)
+    """A single robot at full rate, in every mode and at every depth. verification, program: as in ForecastSession."""
+    robot = ForecastSession(pace=Pace(), period_ns=0, verification=verification, program=program)
     served = _program(robot, limits)
     return {name: forecast(times, limits, [replace(robot, pace=pace)])[0] for name, pace in paces_of(served).items()}
 
@@ -297,7 +300,7 @@ def _program(robot: ForecastSession, limits: SchedulerLimits) -> StageProgram:
 
 
 def _horizon_ns(times: PassTimes, limits: SchedulerLimits, robots: Sequence[ForecastSession]) -> int:
-    """Each robot's frames, as if all passes took as long as the longest that all of them share."""
+    """The time for FRAMES ticks of the slowest robot, if all passes took as long as one that all robots share."""
     programs = [_program(robot, limits) for robot in robots]
     rows = len(robots) * max(stage.decode_rows for program in programs for stage in program.stages)
     pass_ns = max(times.pass_ns(len(robots), 0), times.pass_ns(0, rows) if rows else 0)

@@ -1,4 +1,4 @@
-"""How the frames of a session share passes.
+"""The pace of a session: how its frames share passes.
 
 A *tick* takes `rounds` passes: one packed pass (the newest frame's prefill and one decode row for each frame in
 flight) and rounds - 1 decode-only passes. A frame leaves after `depth` ticks. Depth 1 is serial decoding (rounds = K),

@@ -34,7 +34,7 @@ class Frame:
     deadline_ns: int = 0
     """When its action is due."""
     expires_ns: int = 0
-    """From when on its action is too old; 0 = never."""
+    """The time from which its action is too old; 0 = never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class SlotPosition:
 
 
 class DraftForm(Enum):
-    """How the drafts after a sequence's newest token stand: there are none, each follows the one before it, or each
-    follows any earlier one.
+    """The arrangement of the drafts after a sequence's newest token: none, each after the one before it, or each
+    after any earlier one.
     """
 
     NONE = "none"
@@ -75,37 +75,37 @@ class Segment(Generic[Ref]):
     sequence: Ref
     slot: int
     start: int
-    length: int
-    """Both: rows enter the slot at positions start .. start+length-1. After a prompt the device knows where they
-    enter; `start` is then the furthest it may be.
+    """The position of the first row in the slot. After a prompt only the device knows it; `start` is then the furthest
+    it may be.
     """
+    length: int
+    """Rows, which take consecutive positions."""
     stage: int
-    """0 is a part of the prompt. Of tokens, stage j samples token j, and its first row is token j-1; further rows
-    are drafts, also after a prompt. Of other programs (contract.StageProgram) it is the pass, from 1.
+    """0 in a part of the prompt. With tokens, stage j samples token j, and its first row is token j-1; further rows
+    are drafts, also after a prompt. In other programs (contract.StageProgram) it is the number of the pass, from 1.
     """
     generation: int = 0
-    """`slot`, `generation`: the slot that holds its KV, and a count that distinguishes one use of the slot from the
-    next.
-    """
+    """A count that distinguishes one use of the slot from the next."""
     samples: int = 1
     """Rows whose output is read, the last of the segment; 0 for a part of a prompt that is not its end."""
     certain: bool = True
-    """It is exact, since no pass of several rows is uncommitted."""
+    """True where `start` is exact, since no pass of several rows is uncommitted."""
     guess: SlotPosition | None = None
     """Where the drafts after a prompt are read; None = a constant."""
     tolerance_bins: int = 0
     """As in Speculation."""
     drafts: int = 0
-    """How many of them are drafts."""
+    """How many of the rows are drafts."""
     group: int = 0
+    """The group of the stage (contract.Stage)."""
     advances: bool = True
-    """Both: as in the stage (contract.Stage); rows that do not advance the slot are written over by the sequence's
-    next ones.
-    """
+    """False where the sequence's next rows overwrite these (contract.Stage)."""
     before: Before = Before.NOTHING
+    """The change of a slot with memory (scheduler/folding.py) before the rows run."""
     gated: bool = False
+    """True where the rows read the slot's memory."""
     folded: int = 0
-    """All three: of a slot with memory (scheduler/folding.py)."""
+    """Tokens that have left the slot for its memory."""
     form: DraftForm = DraftForm.NONE
     """The form of the drafts that are verified, and of those made after the rows; NONE where the drafts are the tokens
     of the pass before (Speculation).
@@ -168,30 +168,28 @@ def _decode_rows(segment: Segment[Ref]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[Ref]):
-    """The result of a segment: the tokens that are verified now, none before the end of a prompt, at most one per
-    row.
-    """
+    """The result of a segment: the tokens verified by it, none before the end of a prompt, at most one per row."""
 
     sequence: Ref
     tokens: tuple[int, ...]
     finite: bool = True
-    """False when a logit after them was not."""
+    """False when a logit that they come from was not finite."""
     found: int = 0
-    """Drafts that stand after the newest token now."""
+    """Drafts that now follow the newest token."""
 
 
 class Leaving(Enum):
-    """Why a frame leaves the scheduler.
+    """The reason why a frame leaves the scheduler.
 
     SUPERSEDED: by a newer frame before it began. OVERTAKEN: by a newer one that was answered first. EXPIRED: too old to
-    be answered, and a newer one is in flight. REFUSED: by the policy, before it began.
+    be answered, and a newer one is in flight. REJECTED: by the policy, before it began.
     """
 
     DONE = "done"
     SUPERSEDED = "superseded"
     OVERTAKEN = "overtaken"
     EXPIRED = "expired"
-    REFUSED = "refused"
+    REJECTED = "rejected"
     EPOCH_CHANGED = "epoch_changed"
     CLOSED = "closed"
 
@@ -203,6 +201,6 @@ class Departure:
     frame: FrameRef
     why: Leaving
     passes: int = field(default=0, compare=False)
-    """In which it took part, as far as they are committed."""
-    settled: int = field(default=0, compare=False)
-    """Its tokens that are verified, at most K; of other programs its passes."""
+    """Committed passes in which it took part."""
+    verified: int = field(default=0, compare=False)
+    """Its verified tokens, at most K; its passes where the program has no tokens."""

@@ -30,7 +30,7 @@ class RequestPlan:
     number: int
     slot: int
     rows: int
-    """The rows of the prompt, `known` of them in the slot already and fewer than all."""
+    """Rows of the prompt."""
     known: int = 0
     prefix_slot: int | None = None
     """Where these were computed; None where there are none."""
@@ -61,22 +61,22 @@ class RequestPlan:
         return self.drafts.fewest
 
     @property
-    def settled(self) -> int:
+    def verified(self) -> int:
         """Tokens of the answer that are known."""
-        return self.drafts.settled
+        return self.drafts.verified
 
     @property
-    def left(self) -> int:
+    def rows_left(self) -> int:
         """Rows of the prompt that are not planned yet."""
         return max(self.rows - self.place, 0)
 
     @property
     def complete(self) -> bool:
         """True when no further pass is to be planned."""
-        return self.finish is not None or not (self.left or self.planned < self.tokens)
+        return self.finish is not None or not (self.rows_left or self.planned < self.tokens)
 
     @property
-    def waits(self) -> bool:
+    def is_blocked(self) -> bool:
         """True when the next pass depends on how many tokens those in flight give: all that are left, or less."""
         drafts = self.drafts
         bounded = self.route.ahead(self.rows + drafts.fewest) < UNBOUNDED
@@ -85,13 +85,13 @@ class RequestPlan:
     @property
     def folds(self) -> int:
         """Segments that are folded after the passes that are committed; one launched ahead may have folded another."""
-        return self.route.settled(self.rows + max(self.settled - 1, 0))
+        return self.route.folded_at(self.rows + max(self.verified - 1, 0))
 
     def next(self, most: int) -> Segment[int] | None:
         """At most `most` rows of the prompt, or the newest token and drafts after it; None where all is planned, or
         where the plan waits.
         """
-        if self.complete or self.waits:
+        if self.complete or self.is_blocked:
             return None
         drafts, certain = self.drafts, self.drafts.certain
         known, stage = self.rows + drafts.most, drafts.fewest
@@ -100,8 +100,8 @@ class RequestPlan:
         self.place = run.first + length
         ends, guessed = self.place == known, 0
         if run.again and ends and length == 1:
-            guessed = drafts.behind(place, self.tokens, self.route.ahead(known), most)
-        self.place += self.rule.settles(1 + guessed) - 1
+            guessed = drafts.next_count(place, self.tokens, self.route.ahead(known), most)
+        self.place += self.rule.most_tokens(1 + guessed) - 1
         if self.tokens and ends:
             drafts.launched(1 + guessed)
         self.passes += 1
@@ -132,11 +132,11 @@ class RequestPlan:
             answer.append(token)
             if token in self.stop_ids:
                 self.finish = Finish.STOP
-            elif self.settled + len(answer) == self.tokens:
+            elif self.verified + len(answer) == self.tokens:
                 self.finish = Finish.LENGTH
             if self.finish is not None:
                 break
-        self.drafts.settled += len(answer)
+        self.drafts.verified += len(answer)
         return tuple(answer)
 
 
@@ -231,7 +231,7 @@ class Requests:
             return ()
         (outcome,) = outcomes
         tokens = plan.commit(outcome)
-        if not plan.tokens and not plan.left and not plan.passes:
+        if not plan.tokens and not plan.rows_left and not plan.passes:
             self.prefixes[plan.slot] = plan.rows
             self.running = None
         elif plan.finish is not None:

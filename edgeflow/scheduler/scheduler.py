@@ -20,8 +20,9 @@ ROBOTS_THAT_STEP = 2
 def row_budget_of(configured: int | None, prompt_rows: int, steps: int, step_rows: int) -> int:
     """Most rows of a pass: as configured, or else enough for what the frames of two robots need in one.
 
-    prompt_rows: of the longest prompt. steps, step_rows: denoising steps of a frame, and rows of each; 0 where frames
-    have none, whose rows after the prompt are few. A pipelined robot has a prompt and a frame in each of the steps.
+    prompt_rows: rows of the longest prompt. steps, step_rows: denoising steps of a frame, and rows of each; 0 where
+    frames have none, whose rows after the prompt are few. A pipelined robot has a prompt and a frame in each of the
+    steps.
     """
     return configured or max(ROW_BUDGET, ROBOTS_THAT_STEP * (prompt_rows + steps * step_rows) if step_rows else 0)
 
@@ -31,9 +32,9 @@ class SchedulerLimits:
     """Sizes the scheduler works within."""
 
     stages: int
-    """Most passes of any program, slots of each ring."""
+    """Most passes of any program, which is the number of slots of each ring."""
     max_sessions: int
-    """Rings."""
+    """The number of rings."""
     row_budget: int
     """Most rows per pass (one session alone may exceed it)."""
     drain_after_ns: int
@@ -118,19 +119,19 @@ class Scheduler:
             return self._depart([Departure(frame.ref, Leaving.CLOSED)])
         return self._depart(queue.offer(frame))
 
-    def begins(self, now_ns: int) -> list[FrameRef]:
+    def next_frames(self, now_ns: int) -> list[FrameRef]:
         """The frames that the next pass begins with, were it planned now."""
-        return [queue.begins for queue in self._choose(now_ns) if queue.begins is not None]
+        return [queue.next_frame for queue in self._choose(now_ns) if queue.next_frame is not None]
 
-    def lands(self, session: int) -> bool:
-        """True while a pass that finishes a frame of a session is planned and not committed."""
+    def is_finishing(self, session: int) -> bool:
+        """True while the last pass of some frame of a session is planned and not committed."""
         queue = self._sessions.get(session)
-        return queue is not None and queue.lands
+        return queue is not None and queue.is_finishing
 
-    def refuse(self, frame: FrameRef) -> list[Departure]:
-        """A frame that waits leaves, since the policy rejects it; any other stays."""
+    def reject(self, frame: FrameRef) -> list[Departure]:
+        """Drop a waiting frame that the policy rejects; any other stays."""
         queue = self._sessions.get(frame.session)
-        return self._depart(queue.refuse(frame)) if queue is not None else []
+        return self._depart(queue.reject(frame)) if queue is not None else []
 
     def plan(self, now_ns: int) -> Pass[FrameRef] | None:
         """The next pass, or None when there is nothing to run now (see wake_at_ns)."""

@@ -1,11 +1,11 @@
-"""The frames of one session: at most one waiting, at most K in flight, and those that land; and their ring of K slots.
+"""The frames of one session: at most one waiting, at most K in flight, those that finish; and their ring of K slots.
 
-Each pass of a frame is the next of the session's program, which has K (contract.StageProgram). A frame lands once the
-passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
+Each pass of a frame is the next of the session's program, which has K (contract.StageProgram). A frame *finishes* once
+the passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
 drafts: when all of its tokens are verified, or after `max_passes`. A tick is one packed pass and `rounds - 1`
 decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.
 
-Two ways to rotate the ring (ActionFlow section 3.3):
+Two ways to advance the ring (ActionFlow section 3.3):
 - rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
 - copy: a prefill always enters the first slot, and after each pass the KV of every frame in flight is
   copied to the following slot, as in the paper.
@@ -22,7 +22,7 @@ from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, O
 
 
 class Shift(str, Enum):
-    """How the ring rotates."""
+    """How the ring advances."""
 
     ROTATE = "rotate"
     COPY = "copy"
@@ -39,24 +39,26 @@ class FrameInFlight:
     deadline_ns: int = 0
     expires_ns: int = 0
     speculation: Speculation | None = None
-    """How its drafts are verified; None without."""
+    """How its drafts are verified; None for a frame without drafts."""
     guess: SlotPosition | None = None
-    """Where the first ones are read."""
+    """Where its first drafts are read; None = a constant."""
     stage: int = 0
     """The stage of its next pass."""
     length: int = 0
-    """Rows of its KV in the slot. Both count one token for a pass that is not committed, the fewest it can verify."""
+    """Rows of its KV in the slot. Like `stage`, it counts one token per pass in flight, the fewest that a pass can
+    verify.
+    """
     slack: int = 0
-    """Further rows that such passes may have verified."""
-    settled: int = 0
-    """Tokens known."""
+    """Further rows that the passes in flight may turn out to have verified."""
+    verified: int = 0
+    """Its verified tokens."""
     passes: int = 0
-    """Planned."""
+    """Passes that are planned."""
     committed: int = 0
-    """The committed of which so many are."""
+    """Passes that are committed."""
 
     def leaves_after(self, stages: int) -> int:
-        """Passes after which it leaves even if tokens are not verified."""
+        """Passes after which it leaves, with or without unverified tokens."""
         return self.speculation.most_passes(stages) if self.speculation else stages
 
 
@@ -115,8 +117,8 @@ class SessionQueue:
         self._drain_after_ns = drain_after_ns
         self._waiting: Frame | None = None
         self._flights: list[FrameInFlight] = []
-        self._landing: list[FrameInFlight] = []
-        self._newest: FrameInFlight | None = None  # of this epoch, whether it has left or not
+        self._finishing: list[FrameInFlight] = []
+        self._newest: FrameInFlight | None = None  # the last frame of this epoch to begin, whether or not it has left
         self._idle_since_ns: int | None = None
 
     @property
@@ -140,21 +142,21 @@ class SessionQueue:
         self._pace = served_pace(pace, self._program)
 
     @property
-    def lands(self) -> bool:
-        """True while a pass that finishes a frame is planned and not committed."""
-        return bool(self._landing)
+    def is_finishing(self) -> bool:
+        """True while the last pass of some frame is planned and not committed."""
+        return bool(self._finishing)
 
     @property
-    def begins(self) -> FrameRef | None:
+    def next_frame(self) -> FrameRef | None:
         """The frame that the next pass begins with, if there is one."""
         return None if self._rounds_left > 0 and self._flights else self.waiting
 
-    def refuse(self, frame: FrameRef) -> list[Departure]:
-        """The frame that waits leaves; another one stays."""
+    def reject(self, frame: FrameRef) -> list[Departure]:
+        """Drop the waiting frame if it is this one."""
         if self.waiting != frame:
             return []
         self._waiting = None
-        return [Departure(frame, Leaving.REFUSED)]
+        return [Departure(frame, Leaving.REJECTED)]
 
     def offer(self, frame: Frame) -> list[Departure]:
         """Take a frame. The newest wins: an older one that is still waiting leaves as superseded."""
@@ -168,12 +170,12 @@ class SessionQueue:
 
     def reset(self, epoch: int, why: Leaving = Leaving.EPOCH_CHANGED) -> list[Departure]:
         """Drop every frame; their slots are free at once, since the device works in order."""
-        left = [self._departure(flight, why) for flight in (*self._flights, *self._landing)]
+        left = [self._departure(flight, why) for flight in (*self._flights, *self._finishing)]
         if self._waiting is not None:
             left.append(Departure(self._waiting.ref, why))
         self._waiting = None
         self._flights.clear()
-        self._landing.clear()
+        self._finishing.clear()
         self._newest = None
         self._rounds_left = 0
         self._idle_since_ns = None
@@ -202,31 +204,31 @@ class SessionQueue:
         elif self._waiting is not None:
             self._admit(self._waiting)
         taken = [(self._advance(flight), flight) for flight in self._flights]
-        self._land()
+        self._move_finishing()
         return taken, self.ring.advance(self._flights)
 
     def commit(self, flight: FrameInFlight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
-        settled = len(outcome.tokens) if self._most_drafts else 1
-        flight.settled = min(flight.settled + settled, self.stages)
-        flight.stage += settled - 1
-        flight.length += settled - 1
+        verified = len(outcome.tokens) if self._most_drafts else 1
+        flight.verified = min(flight.verified + verified, self.stages)
+        flight.stage += verified - 1
+        flight.length += verified - 1
         flight.slack -= segment.drafts
         flight.committed += 1
-        if settled > 1:
-            self._land()
+        if verified > 1:
+            self._move_finishing()
 
     def departures(self, now_ns: int) -> list[Departure]:
         """The frames that leave now that a pass is committed, oldest first.
 
-        Where frames draft, the newest that is done overtakes those before it.
+        With drafts, the newest frame that is done overtakes those before it.
         """
-        done = [flight for flight in (*self._landing, *self._flights) if self._done(flight)]
+        done = [flight for flight in (*self._finishing, *self._flights) if self._done(flight)]
         if not done:
             return []
         newest = max(done, key=_seq)
         left: list[Departure] = []
-        for flight in sorted((*self._landing, *self._flights), key=_seq):
+        for flight in sorted((*self._finishing, *self._flights), key=_seq):
             late = self._too_old(flight, now_ns)
             if newest.speculation and flight.frame.seq < newest.frame.seq:
                 left.append(self._departure(flight, Leaving.EXPIRED if late else Leaving.OVERTAKEN))
@@ -236,42 +238,42 @@ class SessionQueue:
         return left
 
     def expire(self, now_ns: int) -> list[Departure]:
-        """The frames that draft and are too old to be answered, and after which there is a newer one."""
-        late = [flight for flight in (*self._landing, *self._flights) if self._too_old(flight, now_ns)]
+        """The drafted frames that are too old to be answered while a newer one is in flight."""
+        late = [flight for flight in (*self._finishing, *self._flights) if self._too_old(flight, now_ns)]
         left = [self._departure(flight, Leaving.EXPIRED) for flight in late]
         self._forget(left)
         return left
 
     def _done(self, flight: FrameInFlight) -> bool:
-        return flight.settled >= self.stages or flight.committed >= flight.leaves_after(self.stages)
+        return flight.verified >= self.stages or flight.committed >= flight.leaves_after(self.stages)
 
     def _too_old(self, flight: FrameInFlight, now_ns: int) -> bool:
-        """True for a frame that drafts, is past its age, and is not the newest that has begun."""
+        """True for a drafted frame that is past its age limit and not the newest that has begun."""
         newer = self._newest is not None and flight.frame < self._newest.frame
         return bool(flight.speculation and newer and 0 < flight.expires_ns <= now_ns)
 
     def _departure(self, flight: FrameInFlight, why: Leaving) -> Departure:
-        return Departure(flight.frame, why, flight.committed, flight.settled)
+        return Departure(flight.frame, why, flight.committed, flight.verified)
 
     def _forget(self, left: list[Departure]) -> None:
         if left:
             gone = {departure.frame for departure in left}
             self._flights = [flight for flight in self._flights if flight.frame not in gone]
-            self._landing = [flight for flight in self._landing if flight.frame not in gone]
+            self._finishing = [flight for flight in self._finishing if flight.frame not in gone]
 
-    def _land(self) -> None:
-        """Frames for which no further pass is needed."""
+    def _move_finishing(self) -> None:
+        """Set apart the frames for which no further pass is needed."""
         stages = self.stages
-        landing = [
+        finishing = [
             flight for flight in self._flights if flight.stage >= stages or flight.passes >= flight.leaves_after(stages)
         ]
-        if landing:
-            self._landing += landing
-            self._flights = [flight for flight in self._flights if flight not in landing]
+        if finishing:
+            self._finishing += finishing
+            self._flights = [flight for flight in self._flights if flight not in finishing]
 
     @property
     def _drafts(self) -> int:
-        """Draft rows after the prompt of the next frame."""
+        """Draft rows after the next frame's prompt."""
         return self._most_drafts if self._pace.speculation else 0
 
     def _admit(self, frame: Frame) -> None:

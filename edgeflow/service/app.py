@@ -16,15 +16,15 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
-from edgeflow.service.children.family import ChildProcesses
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
-from edgeflow.service.host.resources import lock_memory, settle
+from edgeflow.service.host.resources import lock_memory, set_scheduling
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
 from edgeflow.service.observe.health import Health, HealthListener, HealthState
 from edgeflow.service.observe.log import EventLog
@@ -44,7 +44,7 @@ Announce = Callable[[ServiceStatus], None]
 
 
 class Service:
-    """The whole service: control in this process, worker and children in theirs. status: as announced last.
+    """The whole service: control in this process, worker and children in their own. status: the last announcement.
 
     Call `start`, then `stop`, on one loop. It listens to its supervisor. launch: starts a worker; launch_child:
     starts a child. Default: processes.
@@ -90,7 +90,7 @@ class Service:
         self._forks = Forks(config, log)
         self._launch_child = launch_child or self._forks.launch
         self._listeners: Listeners | None = None
-        self._family: ChildProcesses | None = None
+        self._children: ChildProcesses | None = None
         self._listener: HealthListener | None = None
         self._grpc: GrpcServer | None = None
         self._vital: list[VitalTask] = []
@@ -109,7 +109,7 @@ class Service:
         self.health.move(HealthState.DRAINING)
         self._publish(HealthState.DRAINING)
         drain_ms = self._config.timing.drain_ms
-        children = [self._family.drain(drain_ms)] if self._family is not None else []
+        children = [self._children.drain(drain_ms)] if self._children is not None else []
         await asyncio.gather(self.plane.drain(drain_ms), *children)
         await self._release()
         self.health.move(HealthState.STOPPED)
@@ -128,15 +128,15 @@ class Service:
             self.health.move(HealthState.WARMING)
         self.plane.worker_ready(ready)
         _freeze()
-        if self._family is not None:
-            self._family.models_changed()
+        if self._children is not None:
+            self._children.models_changed()
         self.health.move(HealthState.READY)
         if self._workers is not None:
             self._workers.prepare()
 
     def worker_launched(self, handover: socket.socket | None) -> None:
-        if self._family is not None:
-            self._family.worker_launched(handover)
+        if self._children is not None:
+            self._children.worker_launched(handover)
 
     def worker_message(self, message: Message) -> None:
         if isinstance(message, ChatReady):
@@ -171,7 +171,7 @@ class Service:
             self._log.event("warning", text=text)
         check_configured(config)
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
-        warnings = self._settle()
+        warnings = self._set_scheduling()
         self.metrics.open()
         self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
@@ -181,7 +181,7 @@ class Service:
         self._keep("watch-files", self._watch_files())
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple(_told(mode, seen) for mode, seen in self.plane.admission.modes().items())
+        forecasts = tuple(_forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
@@ -199,9 +199,9 @@ class Service:
 
     async def _start_processes(self) -> WorkerReady:
         """Start worker and children side by side; the first that fails ends the start."""
-        if self._family is None:
+        if self._children is None:
             raise RuntimeError("the service does not listen yet")
-        children = asyncio.create_task(self._family.start(self._keep), name="children-start")
+        children = asyncio.create_task(self._children.start(self._keep), name="children-start")
         worker = asyncio.create_task(self.supervisor.start(), name="worker-start")
         try:
             await asyncio.wait({children, worker}, return_when=asyncio.FIRST_EXCEPTION)
@@ -214,10 +214,10 @@ class Service:
                 task.cancel()
             await asyncio.gather(children, worker, return_exceptions=True)
 
-    def _settle(self) -> list[str]:
+    def _set_scheduling(self) -> list[str]:
         """Apply control's CPUs, priority and memory lock; returns a warning for each that is not permitted."""
         wanted = self._config.realtime
-        warnings = settle("front", 0, wanted.front_cpus, wanted.front_priority)
+        warnings = set_scheduling("front", 0, wanted.front_cpus, wanted.front_priority)
         warnings += lock_memory() if wanted.lock_memory else []
         for text in warnings:
             self._log.event("warning", text=text)
@@ -233,7 +233,7 @@ class Service:
         self._listener.start()
         grpc_port = await self._grpc.start()
         self._keep("grpc-health", self._grpc.report())
-        self._family = ChildProcesses(
+        self._children = ChildProcesses(
             listeners.roles(),
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
@@ -277,7 +277,7 @@ class Service:
             await task.stop()
         ending = [self.supervisor.stop(WORKER_STOP_S)]
         ending += [self._grpc.stop()] if self._grpc is not None else []
-        ending += [self._family.stop()] if self._family is not None else []
+        ending += [self._children.stop()] if self._children is not None else []
         await asyncio.gather(*ending)
         await self._forks.close()
         if self._workers is not None:
@@ -290,11 +290,11 @@ class Service:
         self.metrics.close()
 
     def _keep(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Run a task without which the service must not go on."""
+        """Run a task whose end is a fault of the service."""
         self._vital.append(VitalTask(name, work, self._log, self.worker_fault))
 
     async def _tick(self) -> None:
-        """Tick at absolute times, so that delays are measured and do not accumulate."""
+        """Tick at absolute times, so that delays are measured but do not accumulate."""
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -303,8 +303,8 @@ class Service:
             self.metrics.loop_lag.observe(max(0.0, loop.time() - due))
             self._loop_watch.beat()
             self.plane.tick()
-            if self._family is not None:
-                self._family.tick()
+            if self._children is not None:
+                self._children.tick()
 
     def _loop_stalled(self, stack: list[str]) -> None:
         self.health.stalled = True
@@ -318,7 +318,7 @@ class Service:
     def _loop_lost(self) -> None:
         self._log.event("loop_lost", text="the event loop is blocked: exiting")
         self._log.close()
-        os._exit(1)  # the worker follows; nothing in this process can be trusted to end it in order
+        os._exit(1)  # the loop is blocked, so that an orderly end is impossible; the worker follows
 
     async def _watch_files(self) -> None:
         """Reload changed tokens and certificates; sessions and answers of revoked tokens end."""
@@ -328,8 +328,8 @@ class Service:
             if self._tokens.refresh():
                 self._authenticator.replace(self._tokens.entries)
                 renewed = True
-            if renewed and self._family is not None:
-                self._family.credentials_changed()
+            if renewed and self._children is not None:
+                self._children.credentials_changed()
             self.plane.end_callers(self._authenticator.may_control)
 
     def _publish(self, phase: HealthState, **changes: object) -> None:
@@ -337,14 +337,14 @@ class Service:
         self._announce(self.status)
 
 
-def _told(mode: str, seen: Forecast) -> tuple[str, float, float]:
+def _forecast_line(mode: str, seen: Forecast) -> tuple[str, float, float]:
     """A mode for people, its rate and its age."""
     name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
     return name, seen.fps, seen.age_ns / 1e6
 
 
 def _freeze() -> None:
-    """Exempt all live objects from garbage collection; those of an earlier freeze that died are collected first."""
+    """Exempt all live objects from garbage collection, after collecting garbage of the last freeze."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

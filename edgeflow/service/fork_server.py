@@ -1,8 +1,8 @@
-"""Entry of the fork server: it loads the children's modules once, and each child is a copy of it, ready within ms.
+"""Entry of the fork server: it loads the children's modules once and forks each child, ready within milliseconds.
 
-It reads nothing but control's messages, has one thread and no event loop. Children are its own: their ends are reported
-to control, and they die with it as it dies with control. Those of strangers' requests get a low priority and are the
-first to go when memory is short; the one of robots has neither, and cannot have a server that does.
+It reads only control's messages, and has one thread and no event loop. It reports the ends of its children to control.
+They die with it, and it dies with control. The children that serve public requests get a low priority and are killed
+first if memory is short. The robots' process is not, and neither is the server, from which it inherits both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from edgeflow.service.host.spawn import how_it_ended
 
 NAME = "ef-forks"
 NICE = 5
-OOM_SCORE = 1000  # the first to go when the machine is out of memory
+OOM_SCORE = 1000  # killed first when the machine is out of memory
 _PR_SET_NAME = 15
 Serve = Callable[[ChildStart], Coroutine[Any, Any, int]]
 
@@ -62,17 +62,17 @@ def run() -> NoReturn:
     be_ordinary(every_cpu=arguments.every_cpu)
     served = _load_all(arguments.roles)
     gc.collect()
-    gc.freeze()  # or a child's first collection would copy what it shares
+    gc.freeze()  # otherwise a child's first collection would touch, and so copy, all shared pages
     ForkServer(socket.socket(fileno=arguments.fd), arguments.config, served).run()
 
 
 def _load_all(roles: Sequence[str]) -> dict[str, Serve]:
-    """Load the modules of all roles, in a thread with a low priority that ends with it; returns what serves each."""
+    """Load the modules of all roles in a thread of low priority; returns the main function of each role."""
     served: dict[str, Serve] = {}
 
     def load() -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # of this thread alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # only this thread
         served.update((role, _load(role)) for role in roles)
 
     loading = threading.Thread(target=load)
@@ -84,7 +84,7 @@ def _load_all(roles: Sequence[str]) -> dict[str, Serve]:
 
 
 def _load(role: str) -> Serve:
-    """Load a role's modules; returns what serves."""
+    """Load a role's modules; returns its main function."""
     if role == ROBOTS:
         from edgeflow.service.frontends import robots
 
@@ -99,14 +99,14 @@ def _load(role: str) -> Serve:
 
 
 class ForkServer:
-    """Forks children as control asks for them."""
+    """Forks children at control's request."""
 
     def __init__(self, control: socket.socket, config: Path, served: dict[str, Serve]) -> None:
         self._packets: Packets[ForkMessage] = Packets(control, FORK_CODING)
         self._config = config
         self._served = served
         self._running: set[int] = set()
-        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # by the end of a child
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)  # SIGCHLD writes to it and wakes `poll`
 
     def run(self) -> NoReturn:
         """Serve until control is gone."""
@@ -160,7 +160,7 @@ class ForkServer:
                 self._packets.send(Ended(pid, how_it_ended(status)))
 
     def _become(self, message: Fork, control: int, listener: int, *, server: int) -> NoReturn:
-        """Be the child."""
+        """Run the child, after the fork."""
         code = 1
         try:
             self._leave()
@@ -185,7 +185,7 @@ class ForkServer:
             os._exit(code)
 
     def _leave(self) -> None:
-        """Drop what is the server's."""
+        """Release the server's signal handlers and descriptors."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._packets.close()
@@ -193,16 +193,16 @@ class ForkServer:
 
 
 def be_ordinary(*, every_cpu: bool) -> None:
-    """Give up control's real-time policy, and its CPUs with `every_cpu`."""
+    """Drop control's real-time policy and, with `every_cpu`, its CPU affinity."""
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
     if every_cpu:
         with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel leaves out those that are not permitted
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the kernel ignores CPUs that are not permitted
 
 
 def be_expendable() -> None:
-    """Take a low priority, and be the first to be killed without memory."""
+    """Take a low priority, and let the kernel kill this process first when memory runs out."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, max(os.getpriority(os.PRIO_PROCESS, 0), NICE))
     with contextlib.suppress(OSError):

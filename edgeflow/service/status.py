@@ -1,4 +1,4 @@
-"""The status that the service announces to its starter."""
+"""The status that the service announces while it starts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ServiceStatus:
     step: str = ""
     done: int = 0
     total: int = 0
-    """All three: progress of the start. Ports are 0 until bound."""
+    """step, done and total: progress of the start. Ports are 0 until they are bound."""
     grpc_address: str = ""
     http_address: str = ""
     grpc_port: int = 0
@@ -39,15 +39,15 @@ class ServiceStatus:
     operators: str = ""
     """Operators in use besides the built-in ones, in one line."""
     memory: str = ""
-    """The KV memory of the sessions and what was free, in one line."""
+    """KV memory of the sessions, and the memory that was free, in one line."""
     forecasts: tuple[tuple[str, float, float], ...] = ()
-    """(mode, answers per second, age in ms) for one robot alone at full rate, from measured pass times."""
+    """(mode, answers per second, latency in ms) for a single robot at full rate, from measured pass times."""
     horizon: int = 1
     """Actions per answer."""
     clients: tuple[str, ...] = ()
-    """Robots' own clients that can connect, and with which names, a line each."""
+    """Robots' own clients that can connect and the names they must use, one line each."""
     warnings: tuple[str, ...] = ()
-    """Settings that the system does not permit."""
+    """Warnings about settings that the system does not permit."""
 
 
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def chat_summary(ready: ChatReady) -> str:
 
 
 def _length(ready: ChatReady) -> str:
-    """The range of prompts that slots with a memory serve at the same size."""
+    """The range of prompt lengths that slots with a memory serve."""
     if ready.long is None:
         return ""
     return f", for prompts of any length up to {ready.length} tokens; from {ready.long.threshold} on they are folded"
@@ -120,7 +120,7 @@ def _fits_act(cameras: Sequence[str], state: Sequence[str | list[str]]) -> bool:
 
 
 def clients_lines(clients: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    """The same for people, a line each."""
+    """The clients for people, one line each."""
     return tuple(
         f"{each['clients']}: {each['address']} (cameras: {_names(each['cameras'])}; state: {_names(each['state'])})"
         if each["fits"]
@@ -130,7 +130,7 @@ def clients_lines(clients: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
 
 
 def _names(names: Mapping[str, Any]) -> str:
-    """Names of a client, the policy's beside those that differ."""
+    """A client's names, with the policy's name beside those that differ."""
     joined = {key: " + ".join(name) if isinstance(name, list) else name for key, name in names.items()}
     shown = [name if name in (key, short(key), FIRST) else f"{name} for {key}" for key, name in joined.items()]
     return ", ".join(shown) or "none"

@@ -42,15 +42,15 @@ class BuiltEngine:
     device_name: str
     model_fingerprint: str
     memory: str
-    """One line about its slots, for a person."""
+    """The memory of its slots, in one line for people."""
     rounds: bool
     """As in `warm_up`."""
     remark: str = ""
-    """On the files of the checkpoint, for the start; "" = none."""
+    """A remark on the files of the checkpoint, shown at the start; "" = none."""
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
-    """Load the policy and reserve its slots; typed StartErrors when that cannot be.
+    """Load the policy and reserve its slots; typed StartErrors if that is impossible.
 
     chat_bytes: memory to keep free for the chat model, which is loaded after the policy.
     """
@@ -61,7 +61,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     family = family_of(path, config.policy.family)
     refuse_conversion(path, config.weights, "weights")
     published = family.load(path, config.policy.settings, LoadOptions(center_crop=config.center_crop))
-    keys = published.unnorm_keys  # before the long part, so that a wrong key is reported at once
+    keys = published.unnorm_keys  # before the slow part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     overlay = Path(config.operators) if config.operators else None
@@ -70,9 +70,9 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     _check_family(config, family.name, footprint)
     graphs = footprint.graphs and choose_graphs(config.graphs, device, dtype)
     if graphs and dtype == torch.float32:
-        table = table.forcing(packed_attention="masked")  # what serves float32 else reads slots on the host
+        table = table.forcing(packed_attention="masked")  # other implementations of float32 read slots on the host
     need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
-    itemsize = 1 if config.weights == "fp8" else dtype.itemsize  # sessions must fit before minutes go into loading
+    itemsize = 1 if config.weights == "fp8" else dtype.itemsize  # checks the memory before minutes of loading
     weights = footprint.decoder * itemsize + footprint.other * dtype.itemsize + footprint.quantised
     choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
     placement = Placement(
@@ -129,10 +129,10 @@ def kv_need(
     spare: int = 0,
     chat_bytes: int = 0,
 ) -> KVNeed:
-    """The memory that sessions of a policy take: slots for the longest prompt that is allowed."""
+    """The memory of a policy's sessions: slots for the longest permitted prompt."""
     longest = footprint.positions + config.max_prompt_tokens
-    alone = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a session alone may exceed the budget
-    rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), alone)
+    single = longest + max(footprint.slots - 2, 0) * footprint.step_rows  # a single session may exceed the budget
+    rows = max(footprint.row_budget(config.row_budget, config.max_prompt_tokens), single)
     capacity = footprint.capacity or rounded_capacity(longest)
     return KVNeed(
         ring=footprint.slots,
@@ -146,7 +146,7 @@ def kv_need(
 
 
 def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> None:
-    """Reject settings that would do nothing for this family."""
+    """Reject settings that have no effect for this family."""
     if config.graphs == "on" and not footprint.graphs:
         raise ConfigError(f"graphs: passes of the family {name} are not replayed; use auto or off")
     for key, given in (("weights", config.weights != "float"), ("operators", bool(config.operators))):
@@ -156,7 +156,7 @@ def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> Non
 
 def _check_policy(config: ServiceConfig, policy: Policy) -> None:
     """Reject limits that leave no room for a short instruction, limits on motions that this policy does not have, and
-    answers that no client could take.
+    answers that no client could accept.
     """
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:
@@ -171,7 +171,7 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
 
 
 def _check_speculation(config: ServiceConfig, engine: PassEngine) -> None:
-    """Reject a default that no session of this model could have."""
+    """Reject a default that no session of this model can have."""
     most = max(engine.policy.program(key).passes for key in engine.policy.unnorm_keys)
     if config.max_passes > most:
         raise ConfigError(f"max_passes: is {config.max_passes}; this model takes 1 to {most}")

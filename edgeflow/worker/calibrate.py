@@ -86,7 +86,7 @@ def calibrate(
     instruction: str = INSTRUCTION,
 ) -> PassTimes:
     """Measure medians at the corners of the cost model: serial, pipelined and drained, two sessions side by side; then
-    what a row of drafts costs, where answers have any.
+    the cost of a row of drafts, for policies that draft.
     """
     clock = clock or MonotonicClock()
     with uncounted(engine.policy):
@@ -107,7 +107,7 @@ def _measured(driver: _Driver, clock: Clock) -> PassTimes:
     driver.close(1)
     times = _corners(driver.take(), stages)
     if driver.program.drafts:
-        for _ in _repeats(clock):  # a session has no guess for its first frame, which then takes longer
+        for _ in _repeats(clock):  # the first frame of a session has nothing to draft from and takes longer
             driver.open(1, Pace(0, Speculation()))
             _follow(driver, DRAFTED)
             driver.close(1)
@@ -115,7 +115,7 @@ def _measured(driver: _Driver, clock: Clock) -> PassTimes:
 
 
 def _repeats(clock: Clock) -> Iterator[int]:
-    """REPEATS times, or until they have taken PATIENCE_NS."""
+    """Yield up to REPEATS times, or until PATIENCE_NS have passed."""
     begun_ns = clock.now_ns()
     for index in range(REPEATS):
         yield index
@@ -124,7 +124,7 @@ def _repeats(clock: Clock) -> Iterator[int]:
 
 
 def _follow(driver: _Driver, frames: int) -> None:
-    """Offer so many frames, each after a pass."""
+    """Offer frames, one after each pass."""
     for _ in range(frames):
         driver.offer(1)
         driver.step()
@@ -150,7 +150,7 @@ def _corners(samples: list[PassSample], stages: int) -> PassTimes:
 
 
 def _row_ns(samples: list[PassSample], times: PassTimes) -> int:
-    """The median time of a row beyond a full packed pass; without such passes as the rows up to there."""
+    """The median time of a row beyond a full packed pass; without such passes, the mean time of the rows within one."""
     full = times.stages - 1
     beyond = [(sample.ns - times.packed_ns, sample.decodes - full) for sample in samples if sample.prefills == 1]
     slopes = [ns // rows for ns, rows in beyond if rows > 0] or [(times.packed_ns - times.prefill_ns) // max(full, 1)]

@@ -33,11 +33,11 @@ from edgeflow_client.errors import WorkerError
 from edgeflow_client.reasons import Reason
 
 MAX_UNSENT_BYTES = 64 << 10
-MAX_REQUESTS = 32  # unanswered ones; nothing more is read meanwhile
+MAX_REQUESTS = 32  # unanswered requests; at the limit nothing more is read
 MAX_WAITING = 16  # messages that wait for the loop
-BYTES_PER_ID = 5  # of a prompt's token ids in a header, at most
-MAX_SCHEMA_BYTES = 128 << 10  # the other fields of a header
-MAX_DESCRIPTORS = 8  # that come with one message; only one is expected
+BYTES_PER_ID = 5  # the most per token id in a header
+MAX_SCHEMA_BYTES = 128 << 10  # for the other fields of a header
+MAX_DESCRIPTORS = 8  # per message; only one is expected
 RECOVER_S = 0.01
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 Answer: TypeAlias = ChatToken | ChatDone | ChatRejected | PrefixSet
@@ -50,7 +50,7 @@ class _ChatConnection:
     sock: socket.socket
     framer: Framer
     unsent: bytearray = field(default_factory=bytearray)
-    """The bytes that did not fit into it yet."""
+    """Bytes that did not fit into the socket yet."""
 
 
 @dataclass(slots=True)
@@ -58,17 +58,17 @@ class _OpenRequest:
     """An unanswered request."""
 
     number: int
-    """As its chat front calls it."""
+    """The chat front's number of it."""
     connection: _ChatConnection
     has_payload: bool
     slow: bool = False
-    """It was ended because nobody reads."""
+    """It was ended because its answer was not read."""
 
 
 class ChatLink:
-    """The present socket to a chat front. handover: where control sends new ones, one descriptor per message.
+    """The present socket to a chat front. handover: socket over which control sends new ones, one per message.
 
-    The worker knows requests by numbers of this class, which are unique over all chat fronts.
+    In the worker, requests have numbers from this class, which are unique over all chat fronts.
     """
 
     def __init__(self, handover: socket.socket) -> None:
@@ -86,9 +86,9 @@ class ChatLink:
             end.setblocking(False)
 
     def serve(self, inbox: Inbox, ready: ChatReady | None) -> None:
-        """Begin to take sockets. ready: sent to each new chat front; None = there is no chat model, nothing is read."""
+        """Start taking sockets. ready: sent to each new chat front; None = no chat model, so nothing is read."""
         self._inbox, self._ready = inbox, ready
-        inbox.chat_taken = self.wake
+        inbox.on_chat_taken = self.wake
         self._thread = threading.Thread(target=self._run, name="chat-link", daemon=True)
         self._thread.start()
 
@@ -102,8 +102,8 @@ class ChatLink:
             self._thread.join()
 
     def wake(self) -> None:
-        """Make the thread look again. From any thread."""
-        with contextlib.suppress(OSError):  # full: it will look anyway; closed: the worker ends
+        """Wake the thread. May be called from any thread."""
+        with contextlib.suppress(OSError):  # full: the thread wakes anyway; closed: the worker ends
             self._waking.send(b"w")
 
     def send(self, message: Message) -> None:
@@ -201,7 +201,7 @@ class ChatLink:
         return poll.poll()
 
     def _may_read(self, connection: _ChatConnection) -> bool:
-        """True while neither the loop nor the reader has too much before it; one payload is held at a time."""
+        """True while neither the loop nor the reader has too much to do; only one payload is held at a time."""
         if self._ready is None or len(self._requests) >= MAX_REQUESTS or self._inbox.chat_waiting >= MAX_WAITING:
             return False
         if len(connection.unsent) >= MAX_UNSENT_BYTES // 2:
@@ -251,7 +251,7 @@ class ChatLink:
                 self._inbox.put_chat(ChatStop(number, message.cancelled))
 
     def _take(self, handover: socket.socket) -> None:
-        """Take a new socket from control, instead of the one before."""
+        """Take a new socket from control in place of the last one."""
         try:
             data, descriptors, _, _ = socket.recv_fds(
                 handover, 16, MAX_DESCRIPTORS, socket.MSG_DONTWAIT | getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -263,7 +263,7 @@ class ChatLink:
         socks = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         if not data:
             handover.close()
-            self._handover = None  # control has gone, and this process ends with it
+            self._handover = None  # control is gone, which ends this process (ipc/parent_death.py)
         if data != b"c" or len(socks) != 1:
             for sock in socks:
                 sock.close()
@@ -292,10 +292,10 @@ class ChatLink:
 
 
 def _receive(connection: _ChatConnection) -> Message | None:
-    """Read on; returns a message once it is complete, or None. It stops before a payload.
+    """Read on; returns a message once it is complete, or None. Reading stops before a payload.
 
-    ChannelClosed at the end, WorkerError for anything but a message. Headers are short: decoding one holds the
-    interpreter's lock, which the loop needs.
+    ChannelClosed at the end of the stream, WorkerError for anything except a message. Headers are kept short, because
+    decoding one holds the interpreter's lock, which the loop needs.
     """
     framer = connection.framer
     while True:
@@ -312,9 +312,9 @@ def _receive(connection: _ChatConnection) -> Message | None:
 
 
 def _check_images(message: ChatStart) -> None:
-    """Reject a payload that is not exactly that of its images: the chat front never sends one. WorkerError.
+    """WorkerError if the payload does not match the sizes of the images, which a chat front never sends.
 
-    Everything else (token ids, sampling, schema) is checked where it is used, and answered.
+    Everything else (token ids, sampling, schema) is checked where it is used, and answered with an error.
     """
     sides = message.sizes
     pixels = sum(height * width for height, width in zip(sides[::2], sides[1::2], strict=False))

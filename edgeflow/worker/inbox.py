@@ -1,4 +1,4 @@
-"""Messages that wait for the loop: control's in order, with the newest frame of each session; then a few of chat."""
+"""Messages that wait for the loop: control's in order, with the newest frame of each session, then a few of chat."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHAT_PER_TURN = 8
 
 
 class InboxContents(NamedTuple):
-    """Everything of control that waited, and the frames that were superseded before they were seen."""
+    """All waiting messages of control, and the frames that were superseded before the loop saw them."""
 
     messages: list[Message]
     superseded: list[SubmitFrame]
     arrived_ns: dict[int, int]
-    """The arrived of the frame of each session among the messages, however long the loop was busy since."""
+    """Arrival time of each session's frame among the messages, which the loop may have been too busy to take."""
     chat: list[Message]
     """At most CHAT_PER_TURN messages of chat, to be handled after control's."""
 
@@ -30,7 +30,7 @@ class Inbox:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
         self._changed = threading.Condition()
-        self.chat_taken: Callable[[], None] = lambda: None  # called by the loop after it took messages of chat
+        self.on_chat_taken: Callable[[], None] = lambda: None  # called by the loop after it took messages of chat
         self._messages: deque[Message | int] = deque()
         self._chat: deque[Message] = deque()
         self._frames: dict[int, SubmitFrame] = {}
@@ -62,30 +62,30 @@ class Inbox:
 
     @property
     def chat_waiting(self) -> int:
-        """Messages of chat that were not drained yet."""
+        """Number of chat messages that were not drained yet."""
         return len(self._chat)
 
     def close(self) -> None:
-        """Note that control has gone, and wake a waiting loop."""
+        """Record that control is gone, and wake the loop."""
         with self._changed:
             self.closed = True
             self._changed.notify()
 
     def wake(self) -> None:
-        """Make a waiting loop look again, because something else became ready. From any thread."""
+        """Wake the loop because something else became ready. May be called from any thread."""
         with self._changed:
             self._woken = True
             self._changed.notify()
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until a message is here, control goes, or the timeout ends."""
+        """Wait for a message, the end of control, or the timeout."""
         with self._changed:
             if not (self._messages or self._chat or self._superseded or self.closed or self._woken):
                 self._changed.wait(timeout_s)
             self._woken = False
 
     def drain(self) -> InboxContents:
-        """Take everything of control that waits, and the next few messages of chat."""
+        """Take all waiting messages of control, and the next few of chat."""
         with self._changed:
             messages = [self._frames.pop(each) if isinstance(each, int) else each for each in self._messages]
             chat = [self._chat.popleft() for _ in range(min(len(self._chat), CHAT_PER_TURN))]
@@ -93,5 +93,5 @@ class Inbox:
             self._messages.clear()
             self._superseded, self._arrived_ns = [], {}
         if chat:
-            self.chat_taken()
+            self.on_chat_taken()
         return drained

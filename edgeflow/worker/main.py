@@ -1,7 +1,7 @@
 """The worker process, after its entry in start.py.
 
-It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it. Chat comes
-through sockets that control hands over (chat_link.py).
+It owns the device, speaks edgeflow.ipc over the inherited socket, and is disposable: any failure ends it. Chat requests
+arrive over sockets that control hands over (chat_link.py).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from edgeflow_client.errors import EdgeflowError
 def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:
     """Build, check and serve; returns the exit code of the process.
 
-    fd: of the socket to control. known: pass times of the worker before, taken over so that robots act sooner.
-    handover: of the socket through which control hands over sockets to chat fronts; None = no chat.
+    fd: descriptor of the socket to control. known: pass times of an earlier worker, so that robots get actions sooner.
+    handover: descriptor of the socket over which control sends sockets to chat fronts; None = no chat.
     """
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))
@@ -53,14 +53,14 @@ def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | 
 
 def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None, link: ChatLink | None) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
-    profile = load_profile(config.profile)  # before the long part, so that a wrong one is told at once
+    profile = load_profile(config.profile)  # before the slow part, so that a wrong profile is reported at once
     built = build_engine(config, chat_bytes(config))
 
     def progress(step: str, done: int, total: int) -> None:
         channel.send(WarmupProgress(step, done, total))
 
     progress("warm-up", 1, 2)
-    told = record_passes(built.engine, progress, required=config.graphs == "on")
+    graphs = record_passes(built.engine, progress, required=config.graphs == "on")
     warm_up(built.engine, built.limits.shift, progress, rounds=built.rounds)
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
@@ -83,7 +83,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     gc.freeze()
     if built.engine.graphs is not None:
         built.engine.graphs.seal()
-    channel.send(_ready(config, built, times, told, chat))
+    channel.send(_ready(config, built, times, graphs, chat))
     channel.read_forever(worker.inbox.put, worker.inbox.close)
     if link:
         link.serve(worker.inbox, chat.ready() if chat else None)

@@ -1,6 +1,6 @@
 """Entry of the worker process, started by control with `--fd N --config FILE`.
 
-With `--standby` it is a reserve: it loads its libraries at low priority, and begins when it receives `Begin`.
+With `--standby` it is a reserve: it loads its libraries at low priority, and takes over when it receives `Begin`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ def run() -> NoReturn:
     parser = argparse.ArgumentParser(description="edgeflow worker process; started by `edgeflow serve`")
     parser.add_argument("--fd", type=int, required=True, help="inherited socket to control")
     parser.add_argument("--config", type=Path, required=True, help="the resolved configuration")
-    parser.add_argument("--handover", type=int, help="inherited socket through which sockets to chat fronts come")
+    parser.add_argument("--handover", type=int, help="inherited socket over which control sends sockets to chat fronts")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of control")
-    parser.add_argument("--stacks", type=int, help="inherited pipe for what threads do when they hang or crash")
+    parser.add_argument("--stacks", type=int, help="inherited pipe for the stacks of threads that hang or crash")
     parser.add_argument(
-        "--pass-times", type=int, nargs=len(fields(PassTimes)), help="as the worker before measured them"
+        "--pass-times", type=int, nargs=len(fields(PassTimes)), help="pass times measured by an earlier worker"
     )
-    parser.add_argument("--standby", action="store_true", help="wait for control's word to begin")
+    parser.add_argument("--standby", action="store_true", help="load the libraries, then wait for Begin from control")
     arguments = parser.parse_args()
     bind_to_parent(arguments.parent, arguments.fd, arguments.stacks)
     limit_spinning(os.environ)
     exit_code = _work(arguments)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(exit_code)  # tearing down the interpreter and torch can outlast control's patience on a busy machine
+    os._exit(exit_code)  # on a busy machine, an ordinary exit of torch takes longer than control waits
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -53,7 +53,7 @@ def _work(arguments: argparse.Namespace) -> int:
             known = stand_by(arguments.fd, _load)
         except ChannelClosed:
             return 0
-    from edgeflow.worker.main import main  # takes seconds: the bond to the parent comes first
+    from edgeflow.worker.main import main  # takes seconds, so that bind_to_parent comes first
 
     return main(arguments.fd, arguments.config, known, arguments.handover)
 
@@ -61,7 +61,8 @@ def _work(arguments: argparse.Namespace) -> int:
 def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
     """Load, report, wait; return the pass times that come with `Begin`.
 
-    Loading takes time that nobody else needs; what it starts, and the rest of the process, has the ordinary priority.
+    Loading uses only idle processor time. The threads that it starts, and the rest of the process, have ordinary
+    priority.
     """
 
     def load_idly() -> None:

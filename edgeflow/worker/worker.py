@@ -8,9 +8,9 @@ from typing import Any
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PassTimes
-from edgeflow.engine.chat.plane import ChatPlane
+from edgeflow.engine.chat.loop import ChatLoop
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.plane import ControlLoop
+from edgeflow.engine.control.loop import ControlLoop
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.executor import Running
 from edgeflow.ipc.chat_messages import ChatStart, ChatStop, SetPrefix
@@ -45,7 +45,7 @@ class Worker:
         *,
         default_unnorm_key: str = "",
         pacer: Pacer | None = None,
-        chat: ChatPlane | None = None,
+        chat: ChatLoop | None = None,
         times: PassTimes | None = None,
         trajectory: TrajectoryConfig | None = None,
     ) -> None:
@@ -71,18 +71,18 @@ class Worker:
             chat.wake = self.inbox.wake
 
     def run(self) -> None:
-        """Serve until control sends Shutdown or goes."""
+        """Serve until control sends Shutdown or is gone."""
         while self.running and not self.inbox.closed:
             if not self.step() and self.running:
                 at_ns = self.wake_at_ns()
                 self.inbox.wait(None if at_ns is None else max(0, at_ns - self._clock.now_ns()) / 1e9)
 
     def step(self) -> bool:
-        """One turn of the loop; False when there was nothing to run."""
+        """One iteration of the loop; False if there was nothing to run."""
         turn_ns = self._clock.now_ns()
         self._drain()
         if self._running and self._control.awaits_answer(turn_ns):
-            self._commit(0)
+            self._commit(0)  # the next frame may continue the answer of a pass in flight
         control = self._control.launch(turn_ns)
         if control is not None:
             shape = len(control.ticket.planned.prefills), control.ticket.planned.decode_rows
@@ -90,7 +90,7 @@ class Worker:
             self._launched(control, self._commit_control, expected_ns)
         stepped = self._step_chat(idle=control is None)
         if control is None and not stepped:
-            return self._commit(0)  # which may have made work
+            return self._commit(0)  # True if a pass ended, which may have made new work
         return True
 
     def take_passes(self) -> list[PassSample]:
@@ -98,7 +98,7 @@ class Worker:
         return self._control.take_passes()
 
     def wake_at_ns(self) -> int | None:
-        """When there will be something to run even if no message arrives."""
+        """The time at which there will be something to run even if no message arrives."""
         pass_at_ns = self._control.wake_at_ns()
         if self._chat is None or not self._chat.busy:
             return pass_at_ns
@@ -113,7 +113,7 @@ class Worker:
         rows = self._turns.rows(now_ns, idle=idle, pass_at_ns=self._control.wake_at_ns())
         if rows == 0:
             return False
-        self._commit_reached()  # an action does not wait for the host's part of chat's pass
+        self._commit_reached()  # finished actions leave before the host prepares a pass of chat
         self._gaps.begin(now_ns)
         running = chat.launch(rows, now_ns)
         planned = chat.masked if running is None else running.ticket.planned
@@ -136,7 +136,7 @@ class Worker:
             self._turns.served(self._clock.now_ns(), sample)
 
     def _launched(self, running: Running[Any], commit: Callable[[Running[Any]], None], expected_ns: int) -> None:
-        """Note a pass, and commit those before it that may not be in flight any longer."""
+        """Record a pass, and commit earlier ones beyond the number that may be in flight."""
         self._running.append((running, commit))
         if self._turns is not None:
             self._turns.launched(self._clock.now_ns(), expected_ns)
@@ -148,7 +148,7 @@ class Worker:
             self._commit(len(self._running) - 1)
 
     def _commit(self, ahead: int) -> bool:
-        """Commit passes until at most so many are in flight; False where there was none."""
+        """Commit passes until at most `ahead` are in flight; False if there was none to commit."""
         found = len(self._running) > ahead
         while len(self._running) > ahead:
             running, commit = self._running.popleft()
@@ -188,7 +188,7 @@ class Worker:
             case Shutdown():
                 self.running = False
 
-    def _handle_chat(self, message: Message, chat: ChatPlane) -> None:
+    def _handle_chat(self, message: Message, chat: ChatLoop) -> None:
         match message:
             case ChatStart():
                 self._begin_chat(chat)
@@ -199,6 +199,6 @@ class Worker:
             case ChatStop():
                 chat.stop(message.request, "cancelled" if message.cancelled else "stop")
 
-    def _begin_chat(self, chat: ChatPlane) -> None:
+    def _begin_chat(self, chat: ChatLoop) -> None:
         if chat.idle:
             self._gaps.begin(self._clock.now_ns())

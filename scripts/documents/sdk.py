@@ -110,12 +110,18 @@ def _class(module: str, kind: type) -> str:
     text += _prose(said)
     is_enum = not init and bool(rows) and all(not annotation for _, annotation, *_ in rows)
     if rows:
-        given = [(name, annotation, default, meanings.get(name, said)) for name, annotation, default, said in rows]
+        fields = {name: said for name, *_, said in _fields(tree)} | _properties(tree) if init else {}
+        given = [(name, *rest, meanings.get(name) or said or fields.get(name, "")) for name, *rest, said in rows]
         text += _members(given) if is_enum else _table("Parameter" if init else "Field", given)
     for each in tree.body:
         if isinstance(each, ast.FunctionDef) and each.name[0] != "_" and kind.__name__ not in NO_METHODS:
             text += _method(kind, each)
     return text
+
+
+def _properties(tree: ast.ClassDef) -> dict[str, str]:
+    found = [each for each in tree.body if isinstance(each, ast.FunctionDef) and each.decorator_list]
+    return {each.name: ast.get_docstring(each) or "" for each in found}
 
 
 def _members(rows: list[tuple[str, str, str, str]]) -> str:

@@ -33,7 +33,12 @@ PER = (
     "mode|window|byte|head|element|entry|worker|connection|principal|address|tick|process|thread|page|multiprocessor|"
     "SM|program|block|cell|key|query|run|round|trial|segment|image|camera|message|quantity|case|column|phrase|place"
 )
-BARRIERS = "proxy|proxies|NAT|firewalls?|tunnel|router|descriptor|pipe|connections?"
+ARTICLES = "an?|the|its|their|each|every|this|that|so many|sampled|settled|verified|wrong|right"
+FOLLOWED = (
+    "it|them|those|that|what|which|how|each other|others?|one|last|newest|first|next|prompts?|pass(?:es)?|rows?|"
+    "tokens?|drafts?|segments?|sinks?|roots?|lea(?:f|ves)|forward|steps?|prefix(?:es)?|sequences?|frames?|answers?|blocks?"
+)
+"""Things that have a place in time or in a sequence."""
 BY_ITSELF = (
     "is|are|was|were|be|each|them|it|come|comes|run|runs|ran|stand|stands|left|leave|computed|robot|prefill|processors"
 )
@@ -69,8 +74,8 @@ RULES = (
     Rule(re.compile(r"\bunder way\b"), "write 'in flight', 'running' or 'current'"),
     Rule(re.compile(r"\bof (?:its|their|our|one's) own\b"), "write 'its own ...' or 'a separate ...'"),
     Rule(
-        re.compile(r"(?<!\bconnection )\brefus(?:es?|ed|als?|ing)\b(?!:)", re.IGNORECASE),
-        "write 'reject'; only a connection is refused",
+        re.compile(r"(?<!\bconnection )\brefus(?:es?|ed|als?|ing)\b(?!:| to\b)", re.IGNORECASE),
+        "write 'reject'; a connection is refused, and one refuses to do something",
         within=("refus",),
     ),
     Rule(
@@ -79,17 +84,13 @@ RULES = (
         within=("settl",),
     ),
     Rule(
-        re.compile(r"(?<!/)\bplay(?:s|ed|ing)?\b(?!:)", re.IGNORECASE),
+        re.compile(r"(?<![/.])\bplay(?:s|ed|ing)?\b(?!:)", re.IGNORECASE),
         "write 'execute' or 'run'; a chunk is 'in execution'",
         within=("play",),
     ),
     Rule(
-        re.compile(
-            r"(?<!\bfall )(?<!\bfalls )(?<!\bfell )(?<!\bruns )(?<!\bleft )(?<!\bleaves )"
-            rf"\bbehind\b(?!:| (?:(?:an?|the|its) )?(?:{BARRIERS})\b)",
-            re.IGNORECASE,
-        ),
-        "write 'after' of time and order; a thing is behind a proxy or falls behind",
+        re.compile(rf"\bbehind (?:(?:{ARTICLES}) )*(?:{FOLLOWED})\b", re.IGNORECASE),
+        "write 'after' of time and order",
         within=("behind",),
     ),
     Rule(

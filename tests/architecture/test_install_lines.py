@@ -19,6 +19,8 @@ READ = (
     "scripts/*",
     "edgeflow/**/*.py",
     "client/**/*.py",
+    "edgeflow/**/*.md",
+    "client/*.md",
 )
 INSTALLS = re.compile(r"\b(?:pip3?|pipx|uv)\s+(?:pip\s+)?(?:install|add|download)\b[^\n`|&;]*")
 FROM_INDEX = re.compile(r"""(?<![\w./:\-])edgeflow(?:-\w+)*(?:\[[\w,]+\])?(?=$|[\s'",;=<>~!])""")

@@ -72,7 +72,7 @@ def test_dialect_is_found(text: str):
         "`told` is the name of a field, and `told a pass` is code.",
         "A connection refused by a peer.",
         "The display of a replayed graph.",
-        "Behind a proxy, where the server falls behind.",
+        "Behind a proxy, where the server falls behind; the idea behind a mode.",
         "As in `load`; supported as of version 2.",
         "A robot alone on the device; it can run alone.",
         "It draws a picture and logs it.",

@@ -27,6 +27,7 @@ MODULE = re.compile(r"[\w./-]+\.(?:py|cpp|h|sh)")
 CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(?:\.(\w+))?")
 OTHERS = {"BatchAttention", "awq/utils/packing_utils.py"}
 """Classes and files of other projects."""
+COMMAND = re.compile(r"edgeflow [a-z]")
 DEFINED = re.compile(r"^(?:class|message|enum|def|async def) (\w+)|^(\w+)(?:: [^=\n]+)? = ", re.MULTILINE)
 
 
@@ -99,6 +100,17 @@ def _classes() -> dict[str, list[str]]:
     return found
 
 
+def missing_commands(text: str) -> list[str]:
+    """The commands that a page quotes and that the reference of commands does not have."""
+    known = re.findall(r"^### `edgeflow ([\w -]+)`", _read("docs/reference/commands.md"), re.MULTILINE)
+    quoted = [name.removeprefix("edgeflow ") for name in QUOTED.findall(FENCED.sub("", text)) if COMMAND.match(name)]
+    return [
+        name
+        for name in quoted
+        if not any(f"{each} ".startswith(f"{name} ") or f"{name} ".startswith(f"{each} ") for each in known)
+    ]
+
+
 def pages() -> list[Path]:
     found = {path for pattern in PAGES for path in ROOT.glob(pattern)}
     return sorted(path for path in found if "embedded" not in path.parts)
@@ -107,6 +119,13 @@ def pages() -> list[Path]:
 def test_pages_name_what_exists():
     found = {str(path.relative_to(ROOT)): problems(path, path.read_text()) for path in pages()}
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_documents_quote_commands_that_exist():
+    every = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *pages()]
+    found = {str(path.relative_to(ROOT)): missing_commands(path.read_text()) for path in every}
+    assert {path: names for path, names in found.items() if names} == {}
+    assert missing_commands("`edgeflow serve --set a=1`, `edgeflow config`, `edgeflow sever`") == ["sever"]
 
 
 def test_every_room_has_a_page_and_architecture_is_short():

@@ -8,28 +8,34 @@ import sys
 
 import pytest
 
+from benchmarks.pages import __main__ as command
 from benchmarks.pages.catalogue import ENTRIES
 from benchmarks.pages.files import RESULTS, results, unlisted
+from benchmarks.pages.prose import unexplained
 from benchmarks.pages.render import PAGES, TEMPLATES, rendered, written
 from benchmarks.pages.words import between, figure_table, label, number, quantity, short, target
 
 
-def test_the_pages_are_those_of_the_result_files():
-    new, old = rendered(), written()
-    differing = [name for name in sorted({*new, *old}) if new.get(name) != old.get(name)]
+@pytest.fixture(scope="module", name="pages")
+def pages_of_the_files() -> dict[str, str]:
+    return rendered()
+
+
+def test_the_pages_are_those_of_the_result_files(pages):
+    old = written()
+    differing = [name for name in sorted({*pages, *old}) if pages.get(name) != old.get(name)]
     assert not differing, "run `python -m benchmarks.pages`"
 
 
-def test_every_result_file_is_listed_and_shown():
+def test_every_result_file_is_listed_and_shown(pages):
     assert not unlisted(), "add them to benchmarks/pages/catalogue.py, or delete them"
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    pages = rendered()
     for result in results().values():
         assert f"[{result.path.name}]" in pages[f"{result.page}.md"], result.name
 
 
-def test_pictures_and_links_of_the_pages_exist():
-    for name, page in rendered().items():
+def test_pictures_and_links_of_the_pages_exist(pages):
+    for name, page in pages.items():
         for link in re.findall(r"\]\(([^)#:]+)\)", page):
             if "benchmarks/" in link or "/" not in link:
                 assert (PAGES / link).is_file(), f"{name}: {link}"
@@ -55,15 +61,23 @@ def test_every_commit_is_an_ancestor_of_this_one():
         )
 
 
-def test_the_command_reports_what_differs():
-    done = subprocess.run([sys.executable, "-m", "benchmarks.pages", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "EXPRESSION" in done.stdout
+def test_the_command_writes_and_compares(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "PAGES", tmp_path)
+    monkeypatch.setattr(command, "rendered", lambda: {"new.md": "a figure\n"})
+    monkeypatch.setattr(command, "written", lambda: {path.name: path.read_text() for path in tmp_path.iterdir()})
+    (tmp_path / "old.md").write_text("gone\n")
+    monkeypatch.setattr(sys, "argv", ["pages", "--check"])
+    assert command.main() == 1
+    shown = capsys.readouterr().out
+    assert "+a figure" in shown and "-gone" in shown
+    monkeypatch.setattr(sys, "argv", ["pages"])
+    assert command.main() == 0 and [path.name for path in tmp_path.iterdir()] == ["new.md"]
+    monkeypatch.setattr(sys, "argv", ["pages", "--check"])
+    assert command.main() == 0 and not capsys.readouterr().out
 
 
 def test_templates_take_their_figures_from_files():
     """A measured figure in a template is computed; conditions and targets are written."""
-    from benchmarks.pages.prose import unexplained
-
     for path in TEMPLATES.glob("*.md.jinja"):
         text = re.sub(r"\{[{%].*?[%}]\}", "", path.read_text(), flags=re.DOTALL)
         assert not [str(found) for found in unexplained(text)], path.name

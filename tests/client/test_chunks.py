@@ -62,7 +62,7 @@ class ChunkSession:
             values=np.ravel(rows),
             **fields,
         )
-        return self.session.stream_said(pb.ServerMessage(action=message))
+        return self.session.stream_message(pb.ServerMessage(action=message))
 
     def wait(self, ms: float) -> None:
         self.clock.advance_ns(round(ms * MS))
@@ -206,7 +206,7 @@ def test_overlapping_chunks_are_blended_until_something_new_begins(blending):
     robot.session.reset("")
     assert plays_ones()
     assert plays_ones(instruction="place")
-    robot.session.stream_said(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=2)))
+    robot.session.stream_message(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=2)))
     assert plays_ones(epoch=2)
     for epoch in (1, 1):
         robot.session.stream_ended(Unavailable("gone"), final=False)
@@ -251,7 +251,7 @@ def test_a_frame_says_which_row_was_played_at_its_capture(robot: ChunkSession):
 def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: ChunkSession):
     robot.act(robot.push())
     robot.wait(25)
-    robot.session.stream_said(pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="FAULT")))
+    robot.session.stream_message(pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="FAULT")))
     robot.wait(5)
     assert playing(robot.push()) is None
     assert playing(robot.push(ago_ms=10)) == (1, 1), "captured before it held"

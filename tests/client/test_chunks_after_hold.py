@@ -19,7 +19,9 @@ def test_nothing_from_before_a_hold_is_blended(blending, held: bool):
         assert robot.act(robot.push(), rows=before, valid_for_ms=250)
         robot.wait(STEP_MS)
     if held:
-        robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
+        robot.session.stream_message(
+            pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD"))
+        )
     else:
         robot.wait(300)
     assert robot.act(robot.push(), rows=after, valid_for_ms=250)

@@ -95,7 +95,9 @@ def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_en
     robot.wait(2 * STEP_MS)
     first, second, fresh, third, another = (robot.push() for _ in range(5))
     if held == "by the service":
-        robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD")))
+        robot.session.stream_message(
+            pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD, reason="HELD"))
+        )
     robot.wait(STEP_MS)
     assert robot.session.directive().command is Command.HOLD
     assert not continued(robot, first, steps) and not continued(robot, second, steps, continues=2)
@@ -136,14 +138,14 @@ def test_what_is_in_reserve_ends_with_what_is_played(robot: ChunkSession, end: s
     assert continued(robot, frame, 2)
     match end:
         case "hold":
-            robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
+            robot.session.stream_message(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
         case "reset":
             robot.session.reset("")
         case "instruction":
             robot.push(instruction="another")
         case "stream":
             robot.open()
-            robot.session.stream_said(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
+            robot.session.stream_message(pb.ServerMessage(action=pb.Action(epoch=1, command=pb.COMMAND_HOLD)))
     for _ in range(HORIZON):
         assert robot.session.directive().command is Command.HOLD
         robot.wait(STEP_MS)

@@ -144,7 +144,7 @@ def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, event
         eventually(comes_back)
 
 
-@pytest.mark.parametrize("broken", ["stream_opened", "stream_said", "stream_ended"])
+@pytest.mark.parametrize("broken", ["stream_opened", "stream_message", "stream_ended"])
 def test_a_mistake_in_the_links_thread_means_hold_and_another_attempt(
     serve, connect, eventually, monkeypatch, caplog, broken
 ):

@@ -51,14 +51,14 @@ class StreamSession:
     def act(self, frame: pb.Frame, epoch: int = 1, values=VALUES, valid_for_ms: int = 100, **changed) -> bool:
         fields = {"seq": frame.seq, "stamp_ns": frame.stamp_ns} | changed
         message = pb.Action(epoch=epoch, command=pb.COMMAND_ACT, valid_for_ms=valid_for_ms, values=values, **fields)
-        return self.session.stream_said(pb.ServerMessage(action=message))
+        return self.session.stream_message(pb.ServerMessage(action=message))
 
     def say_epoch(self, epoch: int) -> None:
-        self.session.stream_said(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=epoch)))
+        self.session.stream_message(pb.ServerMessage(notice=pb.Notice(kind="epoch", epoch=epoch)))
 
     def status(self, seq: int, disposition: int, last_seq: int = 0, **fields) -> None:
         message = pb.FrameStatus(seq=seq, disposition=disposition, last_seq=last_seq, **fields)
-        self.session.stream_said(pb.ServerMessage(frame_status=message))
+        self.session.stream_message(pb.ServerMessage(frame_status=message))
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def play(wild: Wild, session: ClientSession, stream: OutgoingMessages, clock: Ma
         answer.values.extend(rows)
         answer.horizon, answer.step_ms = horizon, STEP_MS if horizon > 1 else 0.0
         answer.epoch = session.opened.epoch + (0 if wild.chance(0.9) else 1)
-        session.stream_said(pb.ServerMessage(action=answer))
+        session.stream_message(pb.ServerMessage(action=answer))
         for _ in range(2):
             clock.advance_ns(int(wild.random.integers(0, 30)) * MS)
             directive = session.directive()

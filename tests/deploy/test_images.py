@@ -193,7 +193,7 @@ def test_the_flashinfer_build_is_valid_and_installed_where_flashinfer_is_locked(
     assert "flashinfer-python" in locked(image) and "apache-tvm-ffi" in locked(image)
 
 
-FOR_PEOPLE = [*IMAGES.values(), ROOT / "README.md", ROOT / "docs/operate/deploy.md", ROOT / "docs/operate/jetson.md"]
+FOR_PEOPLE = [*IMAGES.values(), ROOT / "docs/operate/deploy.md", ROOT / "docs/operate/jetson.md"]
 
 
 @pytest.mark.parametrize("path", FOR_PEOPLE, ids=lambda path: path.name)

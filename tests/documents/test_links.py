@@ -14,7 +14,7 @@ from scripts.documents.links import HEADING, anchors, links, resolve, slug, with
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "edgeflow", "client", "benchmarks", "deploy", "examples", "plugins", "proto", "tests", "scripts")
-SOURCES = ("*.py", "*.proto", "*.yaml", "*.json", "*.service")
+SOURCES = ("*.py", "*.proto", "*.yaml", "*.service")
 NAMED = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md(?:#[\w-]+)?")
 
 

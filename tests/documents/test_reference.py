@@ -49,6 +49,7 @@ def test_every_name_of_the_client_is_listed():
     text = sdk.page()
     for name in edgeflow_client.__all__:
         assert re.search(rf"^(### |\| )`{name}`", text, re.MULTILINE), name
+    assert re.findall(r"^\| `\w+` \|.*\|  \|$", text, re.MULTILINE) == [], "say what it means"
 
 
 def test_a_docstring_s_glosses_become_the_meanings_of_names():

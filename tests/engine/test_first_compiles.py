@@ -217,7 +217,7 @@ class ChatPasses:
             counts = torch.full((1,), segment.length, device=META)
             where = torch.zeros(1, dtype=torch.long, device=META)
             formed = replace(shape, form=segment.form)
-            self.program.program.settle(formed, outputs, where, counts, kind, allowed, on_host=False)
+            self.program.program.verify(formed, outputs, where, counts, kind, allowed, on_host=False)
             return
         logits = torch.empty(1, self.vocabulary, dtype=torch.bfloat16, device=META)
         slots = torch.zeros(1, dtype=torch.long, device=META)

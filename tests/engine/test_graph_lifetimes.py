@@ -174,7 +174,7 @@ def test_no_graph_is_destroyed_before_its_record_not_even_a_failed_one(graph_typ
 
     def program() -> None:
         runs.append(1)
-        if len(runs) % 3 == 0:  # the capture, behind two warm-ups
+        if len(runs) % 3 == 0:  # the capture, after two warm-ups
             raise RuntimeError("operation not permitted when stream is capturing")
 
     class NotedGraphs(graph_type):  # type: ignore[valid-type, misc]

@@ -72,7 +72,7 @@ def test_replayed_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift
 def test_replayed_drafts_change_no_token(
     policy, serial: SerialTwin, shift: Shift, modes: list[Mode], keeps_guesses: bool
 ):
-    """Segments have as many rows as any of their class; those behind their own only pad the pass."""
+    """Segments have as many rows as any of their class; those after their own only pad the pass."""
     engine = replaying(policy, len(modes), shift=shift, keeps_guesses=keeps_guesses)
     streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
     assert len({len(frame.prompt_ids) for frame in streams[0]}) > 1, "prompts of several lengths"
@@ -87,7 +87,7 @@ def test_replayed_drafts_change_no_token(
 
 
 def test_drafts_launched_one_ahead_change_no_token(policy, serial: SerialTwin):
-    """The host plans each pass before it knows what the one before settled."""
+    """The host plans each pass before it knows what the one before verified."""
     frames = alike(policy, 12, seed=3, each=3)
     right = tokens(serial(policy, frames))
     found = decode_one_ahead(replaying(policy), frames, Mode.SPECULATIVE)

@@ -127,7 +127,7 @@ PARAMS = {
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
 def test_chat_reads_nothing_and_copies_once_per_pass(model: ChatModel, name: str, graphs: bool, monkeypatch):
-    """The prompt in two chunks, then seven decode rows; each pass is collected behind the launch of the next one."""
+    """The prompt in two chunks, then seven decode rows; each pass is collected after the launch of the next one."""
     engine = engine_of(model, graphs=graphs)
     generation = Generation(engine, model.text_prompt("abcdefgh" * 3), PARAMS[name], ignore_stop=True)
     with HostTraffic(monkeypatch) as watched:

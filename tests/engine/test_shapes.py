@@ -54,7 +54,7 @@ def test_several_sessions_of_equal_and_of_different_prompts():
 @pytest.mark.parametrize("sessions", [1, 2, 4])
 @pytest.mark.parametrize("shift", Shift)
 def test_four_robots_need_few_recordings(stages: int, sessions: int, shift: Shift):
-    """Of OpenVLA-7B: 128 prompt lengths behind 256 image tokens, whatever the modes, arrivals and instructions."""
+    """Of OpenVLA-7B: 128 prompt lengths after 256 image tokens, whatever the modes, arrivals and instructions."""
     shapes = of_rings(stages, sessions, shift).all()
     assert len(shapes) == len(set(shapes)) <= 192
     assert sum(shape.most_samples == 1 for shape in shapes) <= 96, "those of modes without drafts"

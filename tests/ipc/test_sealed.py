@@ -21,7 +21,7 @@ from edgeflow.ipc.packets import (
     seal_written,
     unseal,
 )
-from edgeflow.service.children.messages import CODING, Act, Beat, ChildMessage, KeptChat
+from edgeflow.service.children.messages import CODING, Act, ChildMessage, Heartbeat, SavedState
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import WorkerError
@@ -136,14 +136,14 @@ def test_a_message_without_room_for_its_descriptor_is_not_a_broken_protocol():
     ours, theirs = packet_pair()
     here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
     fd = seal(b"abc")
-    assert here.send(KeptChat("a"), [fd]) and here.send(KeptChat("b"), [fd]) and here.send(Beat(), [fd] * 5)
+    assert here.send(SavedState("a"), [fd]) and here.send(SavedState("b"), [fd]) and here.send(Heartbeat(), [fd] * 5)
     with full_table():
         assert read_sealed(fd, 3) == b"abc"
         with pytest.raises(DescriptorsLackingError) as lack:
             there.receive()
-    assert lack.value.message == KeptChat("a")
+    assert lack.value.message == SavedState("a")
     received = there.receive()
-    assert received is not None and received[0] == KeptChat("b")
+    assert received is not None and received[0] == SavedState("b")
     close_all([fd, *received[1]])
     with pytest.raises(WorkerError):
         there.receive()  # more than a message may have
@@ -155,13 +155,13 @@ def test_a_full_socket_and_a_foreign_packet_are_told_apart():
     ours, theirs = packet_pair()
     here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
     sent = 0
-    while here.send(KeptChat("k" * 60_000)):
+    while here.send(SavedState("k" * 60_000)):
         sent += 1
     assert sent > 1
     for _ in range(sent):
         assert there.receive() is not None
-    assert here.send(Beat())
-    assert there.receive() == (Beat(), [])
+    assert here.send(Heartbeat())
+    assert there.receive() == (Heartbeat(), [])
     ours.send(b"\xc1")
     with pytest.raises(WorkerError):
         there.receive()

@@ -27,12 +27,12 @@ from triton.runtime.jit import JITFunction
 
 from edgeflow.kernels.kv.formats import FP8, INT8
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import Sees, causal
+from edgeflow.kernels.kv.visibility import Visibility, causal
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
-from edgeflow.lab.trials.sees import tree_of_drafts, window
+from edgeflow.lab.trials.visibility import tree_of_drafts, window
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -89,10 +89,10 @@ def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[T
     yield from seen_cases([window(span, 32, 4) for span in SPANS], int8=every or arch == 87)
 
 
-def seen_cases(sees: list[Sees], *, int8: bool) -> Iterator[TrialCase]:
-    yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, sees)
+def seen_cases(visibility: list[Visibility], *, int8: bool) -> Iterator[TrialCase]:
+    yield cases.packed_attention(SPANS, Heads(14, 2, 128), 1, visibility)
     if int8:
-        yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, sees)
+        yield cases.packed_attention_scaled(SPANS, Heads(4, 4, 128), INT8, visibility)
 
 
 def tree_cases(arch: int, *, every: bool) -> Iterator[TrialCase]:

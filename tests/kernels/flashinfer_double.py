@@ -1,4 +1,4 @@
-"""FlashInfer in plain torch: the documented semantics of what we call, behind the signatures of a real version.
+"""FlashInfer in plain torch: the documented semantics of what we call, after the signatures of a real version.
 
 Paged attention: request i has query rows qo_indptr[i] .. qo_indptr[i+1] and the keys of its pages in order, cut to
 (pages - 1) * page_size + last_page_len (or kv_len); a causal mask is aligned bottom right. Like the library, it refuses

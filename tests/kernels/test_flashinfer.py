@@ -26,7 +26,7 @@ from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import tolerance
-from edgeflow.lab.trials.sees import window
+from edgeflow.lab.trials.visibility import window
 from edgeflow_client.errors import ConfigError
 from tests.kernels.deviation import deviation
 from tests.kernels.flashinfer_double import flashinfer
@@ -78,7 +78,7 @@ def fitting(op_name: str, impl_id: str) -> list:
 def test_rows_that_are_not_causal_are_refused_where_they_cannot_be_served(library, impl_id, in_a_graph):
     kv = KVSlots(layers=1, slots=1, capacity=16, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
     span = Span(0, 4, 3)
-    layout = PackedLayout.of([span], CPU, sees=[window(span, 2)])
+    layout = PackedLayout.of([span], CPU, visibility=[window(span, 2)])
     layout = replace(layout, places=None) if in_a_graph else layout
     with pytest.raises(ConfigError, match=f"packed_attention: {impl_id}.* serves only causal rows"):
         TABLE.implementation("packed_attention", impl_id).load()(layout, kv)

@@ -14,8 +14,8 @@ from torch import Tensor
 from edgeflow.kernels.kv.formats import INT4, KVShape, slot_bytes
 from edgeflow.kernels.kv.int4 import GROUP, Grid, in_four_bits, packed, unpacked
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import causal
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import causal
 from edgeflow.kernels.narrow_kv.int4_write import most_groups
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -271,7 +271,7 @@ def test_a_slot_takes_what_its_tensors_take():
 
 
 def test_rows_that_see_other_places_are_refused():
-    layout = PackedLayout.of([Span(0, 0, 3)], CPU, sees=[causal(Span(0, 0, 3))])
+    layout = PackedLayout.of([Span(0, 0, 3)], CPU, visibility=[causal(Span(0, 0, 3))])
     with pytest.raises(ConfigError, match="int4 KV serves rows that see all up to themselves"):
         TABLE.implementation("packed_attention", "widened", "int4").load()(layout, store())
 

@@ -1,4 +1,4 @@
-"""A linear with a GELU behind it, against the formula, for what serves on this device and for the plain one."""
+"""A linear with a GELU after it, against the formula, for what serves on this device and for the plain one."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import causal
+from edgeflow.kernels.kv.visibility import causal
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.implementations import Hardware, Implementation
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
-from edgeflow.lab.trials.sees import tree_of_drafts, window
 from edgeflow.lab.trials.tune import Tuner
+from edgeflow.lab.trials.visibility import tree_of_drafts, window
 from edgeflow_client.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgeflow.kernels.kv.formats import CONFIGURED, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import before
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import before
 from edgeflow.kernels.table.built_in import BUILT_IN
 from edgeflow.kernels.table.dimensions import ROLES, SIGNATURES, STAGES, kv_formats, only_role, stage_of
 from edgeflow.kernels.table.implementations import Hardware, Implementation
@@ -178,7 +178,7 @@ def test_layers_of_a_kind_see_what_the_pass_says_for_it():
     assert torch.equal(exact, plain.forward(hidden, layout, plain.kv_slots(2, 16)))
     both = layout.seen_by_kind({"prefix": seen})
     found = model.forward(hidden, both, model.kv_slots(2, 16))
-    everywhere = plain.forward(hidden, PackedLayout.of(spans, CPU, sees=seen), plain.kv_slots(2, 16))
+    everywhere = plain.forward(hidden, PackedLayout.of(spans, CPU, visibility=seen), plain.kv_slots(2, 16))
     assert (found - exact).abs().amax(1).min() > 1e-3 and (found - everywhere).abs().amax(1).min() > 1e-3
     table = built_in_table().forcing(packed_attention="masked")
     other = decoder(config, layer_kinds=kinds, table=table)

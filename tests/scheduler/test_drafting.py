@@ -78,7 +78,7 @@ class DraftingDevice:
 
     def commit(self) -> tuple[int, ...]:
         segment, outcome = self.given.popleft()
-        first = not self.plan.settled
+        first = not self.plan.verified
         told = self.plan.commit(outcome)
         if outcome.tokens and not first:
             self.counts.drafted += segment.drafts
@@ -93,15 +93,15 @@ def answered(device: DraftingDevice, most: st.SearchStrategy[int], late: int) ->
     plan, answer = device.plan, list[int]()
     while plan.finish is None:
         rows = device.data.draw(most)
-        committed = plan.settled + len([each for each, _ in device.given if each.samples])
+        committed = plan.verified + len([each for each, _ in device.given if each.samples])
         segment = plan.next(rows)
         if segment is not None:
             assert segment.length <= rows
-            assert plan.left or segment.samples == 0 or committed < plan.tokens, "a pass that is needed"
+            assert plan.rows_left or segment.samples == 0 or committed < plan.tokens, "a pass that is needed"
             device.run(segment)
         else:
             assert device.given, "what is not at its end has a pass to launch, or one to commit"
-            assert plan.complete or (plan.waits and any(each.drafts for each, _ in device.given))
+            assert plan.complete or (plan.is_blocked and any(each.drafts for each, _ in device.given))
         while plan.finish is None and len(device.given) > (late if segment is not None else 0):
             answer += device.commit()
     assert plan.next(5) is None and plan.complete
@@ -130,7 +130,7 @@ def test_an_answer_is_the_true_one(
     device = DraftingDevice(plan, truth, data)
     found = answered(device, st.integers(1, 12), late)
     assert (found, plan.finish) == expected(truth, tokens)
-    assert plan.settled == len(found)
+    assert plan.verified == len(found)
     if rule.form is DraftForm.CHAIN:
         assert device.known <= tokens, "no draft behind the last token"
 
@@ -179,9 +179,9 @@ def test_a_plan_waits_where_all_that_is_left_may_be_in_flight():
     plan.commit(Outcome(0, (1,), found=4))
     segment = plan.next(9)
     assert segment is not None and segment.drafts == 3, "four tokens are left"
-    assert plan.waits and not plan.complete and plan.next(9) is None
+    assert plan.is_blocked and not plan.complete and plan.next(9) is None
     plan.commit(Outcome(0, (2,), found=4))
-    assert not plan.waits and plan.next(9) is not None
+    assert not plan.is_blocked and plan.next(9) is not None
 
 
 def test_tokens_behind_a_stop_token_are_left_out():
@@ -197,7 +197,7 @@ def test_tokens_behind_a_stop_token_are_left_out():
         assert segment is not None and segment.drafts == 8, "of a tree all rows are verified, however few are needed"
         assert plan.next(9) is None or tokens == 9
         assert plan.commit(Outcome(0, (1, STOP, 2, 4), found=8)) == answer
-        assert plan.finish is finish and plan.settled == 1 + len(answer)
+        assert plan.finish is finish and plan.verified == 1 + len(answer)
 
 
 def test_a_dropped_request_takes_its_verification_with_it():
@@ -215,7 +215,7 @@ def test_a_dropped_request_takes_its_verification_with_it():
     following = requests.plan(9)
     assert following is not None and following.segments[0].certain
     assert requests.commit(verification.number, [Outcome(1, (6, 7, 8), found=4)]) == ()
-    assert (plan.place, plan.settled, plan.passes) == (3, 0, 1)
+    assert (plan.place, plan.verified, plan.passes) == (3, 0, 1)
     assert requests.commit(following.number, [Outcome(2, (9,), found=1)]) == (9,)
 
 
@@ -235,7 +235,7 @@ def test_the_last_row_of_a_prefix_runs_again(prefix: int):
 
 @given(SIZES, st.integers(1, 60), st.integers(1, 60), st.integers(1, 90))
 def test_one_row_less_of_a_folded_prefix(folding: Folding, prefix: int, shared: int, rows: int):
-    """What may be reused with a row again is never more than one row less, and never behind a fold that is undone."""
+    """What may be reused with a row again is never more than one row less, and never after a fold that is undone."""
     shared = min(shared, prefix, rows - 1)
     again = replace(folding, again=1)
     known = again.reusable(prefix, shared, rows)

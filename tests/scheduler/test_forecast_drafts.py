@@ -11,7 +11,7 @@ import pytest
 from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.scheduler.settling import WHOLE, Settling
+from edgeflow.scheduler.verification import WHOLE, VerificationPasses
 from tests.cases import pairs_by_day
 
 MS = 1_000_000
@@ -29,33 +29,33 @@ SHARES = (20, 35, 20, 12, 7, 4, 2)
 LIMITS = SchedulerLimits(STAGES, 8, 1000, 2 * MS)
 
 
-def settling(percent: tuple[int, ...] = SHARES) -> Settling:
+def verification(percent: tuple[int, ...] = SHARES) -> VerificationPasses:
     shares = [WHOLE * each // 100 for each in percent[1:]]
-    return Settling((WHOLE - sum(shares), *shares))
+    return VerificationPasses((WHOLE - sum(shares), *shares))
 
 
 def robot(
-    *, max_passes: int = 0, patience_ns: int = 0, period_ns: int = 0, known: Settling | None = None
+    *, max_passes: int = 0, patience_ns: int = 0, period_ns: int = 0, known: VerificationPasses | None = None
 ) -> ForecastSession:
     pace = Pace(0, Speculation(max_passes=max_passes))
-    return ForecastSession(pace=pace, period_ns=period_ns, patience_ns=patience_ns, settling=known)
+    return ForecastSession(pace=pace, period_ns=period_ns, patience_ns=patience_ns, verification=known)
 
 
 def simulated(asked: ForecastSession, *, passes: int = 20_000) -> Forecast:
     """One robot whose frames are always at hand, drawn at random: a frame begins in every pass, the others go on; all
-    that settle leave with the newest of them as the only action, and those before it are overtaken.
+    that are verified leave with the newest of them as the only action, and those before it are overtaken.
     """
-    assert asked.settling is not None and asked.pace.speculation is not None and asked.period_ns == 0
-    dice, cumulative = random.Random(2), list(accumulate(asked.settling.shares))
+    assert asked.verification is not None and asked.pace.speculation is not None and asked.period_ns == 0
+    dice, cumulative = random.Random(2), list(accumulate(asked.verification.shares))
     most = asked.pace.speculation.max_passes or STAGES
     now_ns, flying, ages, taken, overtaken = 0, [], [], 0, 0
     for _ in range(passes):
         late = [frame for frame in flying if 0 < asked.patience_ns <= now_ns - frame[0]]
         overtaken += len(late)
         flying = [frame for frame in flying if frame not in late]
-        (settles,) = dice.choices(range(1, STAGES + 1), cum_weights=cumulative)
+        (verified_in,) = dice.choices(range(1, STAGES + 1), cum_weights=cumulative)
         rows = STAGES - 1 + sum(STAGES - had for _, had, _ in flying)
-        flying.append((now_ns, 0, min(settles, most)))
+        flying.append((now_ns, 0, min(verified_in, most)))
         now_ns += TIMES.packed_ns + TIMES.row_ns * (rows - STAGES + 1)
         flying = [(since_ns, had + 1, needs) for since_ns, had, needs in flying]
         done = [index for index, (_, had, needs) in enumerate(flying) if had >= needs]
@@ -87,7 +87,7 @@ def simulated(asked: ForecastSession, *, passes: int = 20_000) -> Forecast:
     ),
 )
 def test_a_forecast_is_what_random_frames_get(max_passes: int, patience_ms: int, percent: tuple[int, ...]):
-    asked = robot(max_passes=max_passes, patience_ns=patience_ms * MS, known=settling(percent))
+    asked = robot(max_passes=max_passes, patience_ns=patience_ms * MS, known=verification(percent))
     (found,), right = forecast(TIMES, LIMITS, [asked]), simulated(asked)
     of_few = 0.6 / max(found.actions, 1) ** 0.5  # most frames expire
     assert found.fps == pytest.approx(right.fps, rel=max(0.05, of_few))
@@ -101,11 +101,13 @@ def test_a_forecast_is_what_random_frames_get(max_passes: int, patience_ms: int,
 def test_before_a_measurement_each_frame_takes_all_passes():
     (found,) = forecast(TIMES, LIMITS, [robot()])
     assert (found.passes_per_action, found.overtaken, found.assumed) == (STAGES, 0, True)
-    assert found == replace(forecast(TIMES, LIMITS, [robot(known=settling((0, 0, 0, 0, 0, 0, 100)))])[0], assumed=True)
+    assert found == replace(
+        forecast(TIMES, LIMITS, [robot(known=verification((0, 0, 0, 0, 0, 0, 100)))])[0], assumed=True
+    )
 
 
 def test_frames_that_come_slowly_leave_one_by_one():
-    (found,) = forecast(TIMES, LIMITS, [robot(period_ns=1000 * MS, patience_ns=60 * MS, known=settling())])
+    (found,) = forecast(TIMES, LIMITS, [robot(period_ns=1000 * MS, patience_ns=60 * MS, known=verification())])
     mean = sum(passes * share for passes, share in enumerate(SHARES, 1)) / 100
     assert found.overtaken == 0, "there is never a newer one in flight"
     assert found.fps == pytest.approx(1, rel=0.01)
@@ -116,13 +118,13 @@ def test_frames_that_come_slowly_leave_one_by_one():
 
 def test_no_action_of_a_busy_robot_is_older_than_its_patience():
     for patience_ms in (60, 110, 160, 240):
-        (found,) = forecast(TIMES, LIMITS, [robot(patience_ns=patience_ms * MS, known=settling())])
+        (found,) = forecast(TIMES, LIMITS, [robot(patience_ns=patience_ms * MS, known=verification())])
         assert found.actions and found.worst_age_ns < patience_ms * MS
 
 
 def test_robots_that_draft_and_others_share_a_device():
     robots = [
-        robot(period_ns=90 * MS, known=settling()),
+        robot(period_ns=90 * MS, known=verification()),
         ForecastSession(pace=Pace(1), period_ns=800 * MS),
         robot(period_ns=200 * MS),
     ]
@@ -132,9 +134,9 @@ def test_robots_that_draft_and_others_share_a_device():
 
 
 def test_the_modes_are_those_of_the_paces():
-    modes = by_mode(TIMES, LIMITS, settling())
+    modes = by_mode(TIMES, LIMITS, verification())
     assert list(modes) == ["serial", "depth 2", "depth 3", "depth 4", "pipelined", "speculative"]
-    assert modes["speculative"] == forecast(TIMES, LIMITS, [robot(known=settling())])[0]
+    assert modes["speculative"] == forecast(TIMES, LIMITS, [robot(known=verification())])[0]
     assert modes["serial"] == forecast(TIMES, LIMITS, [ForecastSession(pace=Pace(1), period_ns=0)])[0]
     assert [mode for mode, seen in by_mode(TIMES, LIMITS).items() if seen.assumed] == ["speculative"]
     assert list(by_mode(replace(TIMES, stages=1), replace(LIMITS, stages=1))) == ["serial"]

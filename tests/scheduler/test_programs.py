@@ -212,7 +212,7 @@ def test_the_modes_are_those_of_the_program():
     assert by_mode(TIMES, LIMITS) == by_mode(TIMES, LIMITS, None, StageProgram.tokens(7))
 
 
-def test_drafts_of_a_narrow_robot_settle_within_its_own_passes():
+def test_drafts_of_a_narrow_robot_are_verified_within_its_own_passes():
     pace, program = Pace(0, Speculation()), StageProgram.tokens(4)
     (found,) = forecast(TIMES, LIMITS, [ForecastSession(pace=pace, period_ns=0, program=program)])
     assert (found.passes_per_action, found.assumed) == (4, True)

@@ -34,7 +34,7 @@ PROGRAMS = st.one_of(
 
 
 def drafts_of(program: StageProgram, pace: Pace) -> int:
-    """Rows that a frame drafts behind its prompt: an answer in tokens can be drafted, and nothing else."""
+    """Rows that a frame drafts after its prompt: an answer in tokens can be drafted, and nothing else."""
     tokens = all((stage.rows, stage.group, stage.advances) == (1, 0, True) for stage in program.stages[1:])
     return program.passes - 1 if tokens and pace.speculation else 0
 
@@ -61,7 +61,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.left: Counter[FrameRef] = Counter()
         self.rows: dict[FrameRef, int] = {}
         self.written: dict[int, tuple[FrameRef, int]] = {}  # slot → whose KV, how many rows, as the device knows it
-        self.settled: Counter[FrameRef] = Counter()  # tokens, as the device knows it
+        self.verified: Counter[FrameRef] = Counter()  # tokens, as the device knows it
         self.uncommitted: list[tuple[Pass[FrameRef], list[Outcome[FrameRef]]]] = []
         self.known: Counter[FrameRef] = Counter()  # tokens that were committed
         self.seq = 0
@@ -133,10 +133,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(dice=st.randoms(use_true_random=False))
     def run_a_pass(self, dice: random.Random) -> None:
         self.collect(self.scheduler.expire(self.now_ns))
-        while (begins := self.scheduler.begins(self.now_ns)) and not dice.randrange(4):
-            refused = dice.choice(begins)
-            departures = self.scheduler.refuse(refused)
-            assert departures == [Departure(refused, Leaving.REFUSED)] and self.scheduler.refuse(refused) == []
+        while (begins := self.scheduler.next_frames(self.now_ns)) and not dice.randrange(4):
+            rejected = dice.choice(begins)
+            departures = self.scheduler.reject(rejected)
+            assert departures == [Departure(rejected, Leaving.REJECTED)] and self.scheduler.reject(rejected) == []
             self.collect(departures)
         planned = self.scheduler.plan(self.now_ns)
         prefills = () if planned is None else planned.prefills
@@ -165,10 +165,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             speculation = pace.speculation if drafts_of(program, pace) else None
             if departure.why is Leaving.DONE:
                 most = speculation.max_passes if speculation else 0
-                settled = self.known[frame] >= program.passes
-                assert settled or self.passes[frame] == most, "a frame leaves when its tokens are settled"
+                verified = self.known[frame] >= program.passes
+                assert verified or self.passes[frame] == most, "a frame leaves when its tokens are verified"
                 assert speculation or self.passes[frame] == program.passes, "without drafts each of its passes runs"
-                assert departure.settled == min(self.known[frame], program.passes)
+                assert departure.verified == min(self.known[frame], program.passes)
                 assert departure.passes == self.passes[frame]
                 self.check_spans(frame)
             elif departure.why is Leaving.OVERTAKEN:
@@ -183,7 +183,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.left.update(departure.frame for departure in departures)
 
     def check(self, planned: Pass[FrameRef], dice: random.Random) -> list[Outcome[FrameRef]]:
-        """Run a pass as the device does: each segment settles any number of its sampled rows."""
+        """Run a pass as the device does: each segment verifies any number of its sampled rows."""
         exact = all(segment.drafts == 0 for earlier, _ in self.uncommitted for segment in earlier.segments)
         outcomes = []
         slots = [segment.slot for segment in planned.segments]
@@ -192,14 +192,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             ref = segment.sequence
             assert self.left[ref] == 0, "a frame that left is run again"
             if segment.stage == 0:
-                assert self.settled[ref] == 0, "a prompt is run once"
+                assert self.verified[ref] == 0, "a prompt is run once"
                 self.begin(segment)
                 start = 0
             else:
                 whose, start = self.written[segment.slot]
                 assert whose == ref, "the slot's KV is another's"
                 assert segment.start == start if exact else segment.start >= start
-                assert segment.stage == self.settled[ref] if exact else 1 <= segment.stage <= self.settled[ref]
+                assert segment.stage == self.verified[ref] if exact else 1 <= segment.stage <= self.verified[ref]
                 assert segment.length == segment.samples
             program, pace = self.begun[ref]
             stage = [stage for stage in program.stages for _ in range(stage.repeats)][segment.stage]
@@ -210,7 +210,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.check_ring(segment.slot, ref.session, program)
             self.spans.setdefault(ref, []).append((segment.start, segment.length, segment.advances))
             accepted = dice.randint(1, segment.drafts + 1)
-            self.settled[ref] += accepted
+            self.verified[ref] += accepted
             kept = segment.length - segment.drafts + accepted - 1 if segment.advances else 0
             self.written[segment.slot] = (ref, start + kept)
             outputs = (

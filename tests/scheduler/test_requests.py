@@ -54,7 +54,7 @@ def test_chunks_cover_the_prompt_once_and_in_order(rows: int, known: int, tokens
     assert plan.complete and place == rows + max(tokens - 1, 0) and sampled == tokens
     for token in flying:
         plan.commit(outcome(3, token))
-    assert plan.settled == tokens and plan.passes == 0
+    assert plan.verified == tokens and plan.passes == 0
     assert plan.finish is (Finish.LENGTH if tokens else None)
 
 
@@ -78,7 +78,7 @@ def test_an_answer_ends_with_its_stop_token_whatever_is_under_way(tokens: int, g
     stopped = STOP in allowed
     assert answer == (allowed[: allowed.index(STOP) + 1] if stopped else allowed)
     assert plan.finish is (Finish.STOP if stopped else Finish.LENGTH)
-    assert plan.settled == len(answer) and plan.passes == 0 and under_way <= late
+    assert plan.verified == len(answer) and plan.passes == 0 and under_way <= late
     assert plan.next(5) is None
 
 
@@ -100,7 +100,7 @@ def test_tokens_of_one_outcome_end_at_the_stop_token_and_at_the_limit():
     step=st.integers(1, 8),
 )
 def test_the_longest_whole_prefix_wins(prefixes: dict[int, int], shared: dict[int, int], rows: int, step: int):
-    """Of its rows as many are known as another request may continue behind."""
+    """Of its rows as many are known as another request may continue after."""
     shared = {slot: min(count, prefixes.get(slot, count), rows) for slot, count in shared.items()}
     requests = Requests(prefixes, SlotUse(lambda known: known - known % step))
     requests.offer(1)

@@ -18,5 +18,5 @@ def test_by_copies_prefills_claim_the_first_slot_and_all_rows_move_on():
     assert [ring.claim() for _ in range(2)] == [(6, 1), (6, 2)]
     newer = FrameInFlight(frame=FrameRef(0, 1, 2), rows=5, slot=6, generation=2, length=5, slack=3)
     older = FrameInFlight(frame=FrameRef(0, 1, 1), rows=5, slot=7, generation=1, length=6)
-    assert ring.advance([newer, older]) == (Move(7, 8, 6), Move(6, 7, 8)), "rows that may be settled move too"
+    assert ring.advance([newer, older]) == (Move(7, 8, 6), Move(6, 7, 8)), "rows that may be verified move too"
     assert (newer.slot, older.slot) == (7, 8)

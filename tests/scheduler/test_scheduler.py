@@ -100,7 +100,7 @@ def segments(scheduler: Scheduler) -> list[Segment[FrameRef]]:
 
 
 def test_outcomes_drive_the_plan():
-    """A pass settles any number of its rows; until it is committed, the fewest are counted on."""
+    """A pass verifies any number of its rows; until it is committed, the fewest are counted on."""
     scheduler = speculative()
     offer(scheduler, 1)
     ref = FrameRef(0, 1, 1)
@@ -114,7 +114,7 @@ def test_outcomes_drive_the_plan():
     assert scheduler.commit(0, [Outcome(ref, (1,))]) == []
     assert rows() == (ROWS + 5, 4, 2, False), "at the furthest"
     assert scheduler.commit(1, [Outcome(ref, (2, 3))]) == []
-    assert rows() == (ROWS + 6, 2, 4, False), "two were settled, and one is certain of the pass under way"
+    assert rows() == (ROWS + 6, 2, 4, False), "two were verified, and one is certain of the pass under way"
     assert scheduler.commit(2, [Outcome(ref, (4, 5, 6))]) == [Departure(ref, Leaving.DONE)], "before its last pass"
     assert scheduler.commit(3, [Outcome(ref, (9,))]) == []
     assert scheduler.plan(0) is None
@@ -136,7 +136,7 @@ def test_a_guess_is_read_from_the_frame_before_in_its_epoch():
         assert after.guess is None
 
 
-def test_a_frame_that_is_settled_overtakes_those_before_it():
+def test_a_verified_frame_overtakes_those_before_it():
     scheduler = speculative()
     for seq in (1, 2, 3):
         offer(scheduler, seq)
@@ -153,7 +153,7 @@ def test_a_frame_that_is_settled_overtakes_those_before_it():
         Departure(refs[1], Leaving.OVERTAKEN),
         Departure(refs[2], Leaving.DONE),
     ]
-    assert [(each.passes, each.settled) for each in left] == [(3, 3), (2, 6), (1, 6)]
+    assert [(each.passes, each.verified) for each in left] == [(3, 3), (2, 6), (1, 6)]
     assert [segment.sequence.seq for segment in segments(scheduler)] == [4]
 
 
@@ -166,7 +166,7 @@ def test_a_frame_leaves_after_its_most_passes():
     segments(scheduler)
     assert scheduler.plan(0) is None, "no third pass is launched ahead"
     (left,) = scheduler.commit(1, [Outcome(ref, (3,))])
-    assert (left, left.passes, left.settled) == (Departure(ref, Leaving.DONE), 2, 3)
+    assert (left, left.passes, left.verified) == (Departure(ref, Leaving.DONE), 2, 3)
 
 
 def test_frames_that_draft_do_not_wait_for_the_next_frame():

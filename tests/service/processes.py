@@ -8,16 +8,16 @@ from pathlib import Path
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import seal
-from edgeflow.service.worker.process import Kit, Launched, WorkerProcess, launched, start_process
+from edgeflow.service.worker.process import Launched, WorkerConnections, WorkerProcess, launched, start_process
 
 ENTRY = "tests.service.process_worker"
 
 
 def launch_worker(settings: ServiceConfig, entry: str) -> Launched:
     """Launch a single worker, with nothing held in advance."""
-    kit, sealed = Kit.make(), seal(settings.model_dump_json().encode())
+    connections, sealed = WorkerConnections.make(), seal(settings.model_dump_json().encode())
     try:
-        return launched(settings, kit, start_process(kit, sealed, entry, []))
+        return launched(settings, connections, start_process(connections, sealed, entry, []))
     finally:
         os.close(sealed)
 

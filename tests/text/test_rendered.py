@@ -12,7 +12,7 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.service.chat.body import ChatBody
-from edgeflow.service.chat.text import ChatText
+from edgeflow.service.chat.prompts import ChatText
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow_client.errors import InvalidArgument

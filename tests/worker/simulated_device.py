@@ -61,7 +61,7 @@ class AsynchronousEngine(PolicyEngine):
     """Launching costs host time; the device runs passes in order, each for the time of its shape. Nothing is computed:
     all tokens are 1.
 
-    settles_in: draws the passes after which a frame that drafts settles; before, it settles a token in each.
+    verified_in: draws the passes after which a drafted frame is verified; before, each pass verifies one token.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class AsynchronousEngine(PolicyEngine):
         times: PassTimes = TRUTH,
         *,
         capacity: int = 80,
-        settles_in: Callable[[], int] | None = None,
+        verified_in: Callable[[], int] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(policy, slots, capacity, **options)
-        self._settles_in = settles_in or (lambda: policy.K)
+        self._verified_in = verified_in or (lambda: policy.K)
         self._settling: dict[Any, int] = {}
         self._passes: Counter[Any] = Counter()
         self.launch_ahead = 1
@@ -99,15 +99,15 @@ class AsynchronousEngine(PolicyEngine):
         results = torch.ones(len(samples), 2 if most == 1 else 2 + most, dtype=torch.long)
         if most > 1:
             results[:, 0] = 3
-            results[:, 1] = torch.tensor([self._settled(segment) for segment in planned.segments])
+            results[:, 1] = torch.tensor([self._verified(segment) for segment in planned.segments])
         return Ticket(
             planned=planned, samples=samples, results=results, logits=None, started=started, done=self.stamp()
         )
 
-    def _settled(self, segment: Segment[Ref]) -> int:
-        """Tokens of a segment that settle in this pass."""
+    def _verified(self, segment: Segment[Ref]) -> int:
+        """Tokens of a segment that this pass verifies."""
         if segment.drafts and segment.stage == 0:
-            self._settling[segment.sequence] = self._settles_in()
+            self._settling[segment.sequence] = self._verified_in()
         self._passes[segment.sequence] += 1
         passes = self._settling.get(segment.sequence)
         return segment.samples if passes is not None and self._passes[segment.sequence] >= passes else 1

@@ -15,7 +15,7 @@ from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.forecast import Forecast, ForecastSession, forecast
 from edgeflow.scheduler.pace import depths_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow.scheduler.settling import WHOLE, Settling, SettlingSample, estimate
+from edgeflow.scheduler.verification import WHOLE, VerificationPasses, VerificationSample, estimate
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow.service.sessions.capacity import Decoders
@@ -78,17 +78,17 @@ SHARES = (25, 35, 20, 12, 8)
 
 
 def drafts(period_ms: int = 0, patience_ms: int = 0, max_passes: int = 0) -> ForecastSession:
-    """A robot whose frames draft and settle by SHARES."""
+    """A robot whose frames draft and are verified by SHARES."""
     shares = [WHOLE * share // 100 for share in SHARES]
-    settling = Settling((WHOLE - sum(shares[1:]), *shares[1:], *[0] * (K - len(shares))))
+    verification = VerificationPasses((WHOLE - sum(shares[1:]), *shares[1:], *[0] * (K - len(shares))))
     pace = Pace(0, Speculation(max_passes=max_passes))
-    return ForecastSession(pace=pace, period_ns=period_ms * MS, patience_ns=patience_ms * MS, settling=settling)
+    return ForecastSession(pace=pace, period_ns=period_ms * MS, patience_ns=patience_ms * MS, verification=verification)
 
 
 def drafting(policy, robots: list[ForecastSession]) -> ClosedLoop:
-    """A loop whose frames settle by SHARES, drawn at random."""
+    """A loop whose frames are verified by SHARES, drawn at random."""
     dice = random.Random(5)
-    return ClosedLoop(policy, robots, settles_in=lambda: dice.choices(range(1, len(SHARES) + 1), SHARES)[0])
+    return ClosedLoop(policy, robots, verified_in=lambda: dice.choices(range(1, len(SHARES) + 1), SHARES)[0])
 
 
 @pytest.mark.parametrize("robot", [drafts(), drafts(33), drafts(150), drafts(7, 30), drafts(0, 0, 1), drafts(20, 0, 3)])
@@ -117,10 +117,10 @@ def test_the_worker_measures_how_frames_settle_though_slow_ones_are_overtaken(po
     (pong,) = (message for message in loop.others if isinstance(message, Pong))
     shown = pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done
     frames = list(zip(*shown, strict=True))
-    answered = [passes for _, _, passes, settled in frames if settled]
+    answered = [passes for _, _, passes, verified in frames if verified]
     truth = sum(passes * share for passes, share in enumerate(SHARES, 1)) / 100
     assert sum(answered) / len(answered) < truth - 0.4, "the slow ones are missing"
-    assert estimate([SettlingSample(*frame) for frame in frames], K).mean_percent == pytest.approx(
+    assert estimate([VerificationSample(*frame) for frame in frames], K).mean_percent == pytest.approx(
         100 * truth, rel=0.06
     )
 

@@ -29,7 +29,7 @@ from edgeflow.ipc.framing import PREFIX
 from edgeflow.ipc.messages import CloseSession, Message, OpenSession, Ping
 from edgeflow.worker.chat_link import MAX_REQUESTS, MAX_UNSENT_BYTES, MAX_WAITING, ChatLink
 from edgeflow.worker.inbox import CHAT_PER_TURN, Inbox
-from tests.engine.chat.test_plane import request_of
+from tests.engine.chat.test_loop import request_of
 
 PATIENCE_S = 30.0
 READY = ChatReady(

@@ -99,7 +99,7 @@ class DistantEngine:
     def actions(self, answer: Any, key: str | None, candidate: int = 0) -> np.ndarray:
         return np.asarray(answer.values[candidate], float)
 
-    def played(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def as_sent(self, values: np.ndarray, actions: np.ndarray) -> np.ndarray:
         return values
 
 

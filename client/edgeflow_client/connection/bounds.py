@@ -1,4 +1,4 @@
-"""Bounds that the SDK keeps itself, whatever a service sends: schemas, validities and forecasts that make sense."""
+"""Bounds that the SDK enforces on everything a service sends: schemas, validities and forecasts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edgeflow_client.types import ActionSchema
 MAX_DIMENSIONS = 256
 MIN_STEP_MS, MAX_STEP_MS = 1.0, 10_000.0
 MAX_DECLARED_VALID_MS = 60_000
-MAX_DECLARED_AGE_MS = 60_000  # an action that declares more has this limit
-MAX_FORETOLD_S = 60.0  # a longer forecast of an age is no forecast
+MAX_DECLARED_AGE_MS = 60_000  # the limit of an action that declares more
+MAX_FORECAST_S = 60.0  # a longer forecast counts as unknown
 MAX_CONTROL_RATE_HZ = 10_000.0
 MAX_CAPTURED_AGE_NS = 60_000_000_000
 TOLERANCE = 1e-5  # of a dimension's range, for rounding; ten times the service's
 
 
-def foretold_s(milliseconds: float) -> float:
-    """A forecast in seconds; 0, which means unknown, for a number that cannot be one."""
-    return milliseconds / 1000 if 0.0 <= milliseconds <= MAX_FORETOLD_S * 1000 else 0.0
+def forecast_s(milliseconds: float) -> float:
+    """A forecast in seconds; 0 = unknown, also for implausible values."""
+    return milliseconds / 1000 if 0.0 <= milliseconds <= MAX_FORECAST_S * 1000 else 0.0
 
 
 def within_limits(rows: NDArray[np.float64], schema: ActionSchema) -> bool:
-    """True if every value [..., dims] is within the schema's limits; NaN is not."""
+    """True if every value [..., dims] is within the schema's limits; NaN never is."""
     low, high = np.array(schema.low), np.array(schema.high)
     with np.errstate(over="ignore"):
         span = high - low
@@ -41,19 +41,19 @@ def check_schema(schema: ActionSchema) -> None:
     count = len(schema.names)
     if not 1 <= count <= MAX_DIMENSIONS:
         found = f"{count} dimensions" if count else "no dimensions"
-        raise _refused(f"has {found}; there must be 1 and may be at most {MAX_DIMENSIONS}")
+        raise _unusable(f"has {found}; there must be 1 and may be at most {MAX_DIMENSIONS}")
     name, times = Counter(schema.names).most_common(1)[0]
     if times > 1:
-        raise _refused(f"the name {name[:32]!r} is repeated")
+        raise _unusable(f"the name {name[:32]!r} is repeated")
     for name, low, high in zip(schema.names, schema.low, schema.high, strict=True):
         _check_limits(name[:32], low, high)
     if not 0.0 <= schema.control_rate_hz <= MAX_CONTROL_RATE_HZ:
-        raise _refused(f"has a control rate of {schema.control_rate_hz:g} Hz; it must be 0 to {MAX_CONTROL_RATE_HZ:g}")
+        raise _unusable(f"has a control rate of {schema.control_rate_hz:g} Hz; it must be 0 to {MAX_CONTROL_RATE_HZ:g}")
     _check_step(schema.horizon, schema.step_ms)
 
 
 def check_validity(valid_for_ms: int) -> None:
-    """Raise FailedPrecondition if an action's validity is none."""
+    """Raise FailedPrecondition for an invalid validity of actions."""
     if not 1 <= valid_for_ms <= MAX_DECLARED_VALID_MS:
         raise FailedPrecondition(
             f"is {valid_for_ms}; it must be 1 to {MAX_DECLARED_VALID_MS} ms", field="opened.valid_for_ms"
@@ -61,7 +61,7 @@ def check_validity(valid_for_ms: int) -> None:
 
 
 def check_captured(captured_ns: int, now_ns: int) -> None:
-    """Raise InvalidArgument for a capture time that is not of the last 60 s: no age would count from it."""
+    """Raise InvalidArgument for a capture time that is not within the last 60 s: ages would be wrong."""
     if not isinstance(captured_ns, int | np.integer):
         raise InvalidArgument(
             f"must be integer nanoseconds of the client's clock, such as time.monotonic_ns(), got {captured_ns!r:.80}",
@@ -80,17 +80,17 @@ def check_captured(captured_ns: int, now_ns: int) -> None:
 
 def _check_limits(name: str, low: float, high: float) -> None:
     if math.isnan(low) or math.isnan(high):
-        raise _refused(f"a limit of {name!r} is NaN")
+        raise _unusable(f"a limit of {name!r} is NaN")
     if low > high:
-        raise _refused(f"{name!r} has low {low:g} above high {high:g}")
+        raise _unusable(f"{name!r} has low {low:g} above high {high:g}")
     if low == math.inf or high == -math.inf:
-        raise _refused(f"{name!r} has low {low:g} and high {high:g}, which no value keeps")
+        raise _unusable(f"{name!r} has low {low:g} and high {high:g}, which no value keeps")
 
 
 def _check_step(horizon: int, step_ms: float) -> None:
     if horizon > 1 and not MIN_STEP_MS <= step_ms <= MAX_STEP_MS:
-        raise _refused(f"has steps of {step_ms:g} ms; they must be {MIN_STEP_MS:g} to {MAX_STEP_MS:g} ms")
+        raise _unusable(f"has steps of {step_ms:g} ms; they must be {MIN_STEP_MS:g} to {MAX_STEP_MS:g} ms")
 
 
-def _refused(text: str) -> FailedPrecondition:
+def _unusable(text: str) -> FailedPrecondition:
     return FailedPrecondition(text, field="opened.schema")

@@ -1,4 +1,4 @@
-"""Credentials of a client (TLS files and a token), and the gRPC channels to an address that are made with them."""
+"""Credentials of a client (TLS files and a token), and gRPC channels that use them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Credentials:
     """CA certificates (PEM) to verify the service with; None = the default roots."""
     cert: Path | None = None
     key: Path | None = None
-    """Both: the client's own, for mutual TLS."""
+    """cert and key: the client's own, for mutual TLS."""
     token: str = field(default="", repr=False)
-    """Identifies the principal. Files are read at every connect, so that they may be replaced."""
+    """The token of the principal. Files are read at every connect, so that they may be replaced."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):

@@ -21,7 +21,7 @@ BROKEN = (OSError, http.client.HTTPException, ValueError)
 
 
 class HTTPError(RequestError):
-    """The service answered with an error. status: the HTTP status; the text is the service's own."""
+    """The service answered with an error. status: the HTTP status. The text comes from the service."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"{text} (HTTP {status})")
@@ -76,7 +76,7 @@ class HttpService:
         return http.client.HTTPSConnection(self.host, self.port, timeout=timeout_s, context=context)
 
     def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout_s: float = 60.0) -> Any:
-        """Send a request and return the JSON answer. Raises Rejected with the service's message, or Unavailable."""
+        """Send a request and return the JSON answer. Raises HTTPError with the service's message, or Unavailable."""
         connection = self.connect(timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), self.headers)

@@ -1,8 +1,8 @@
 """The connection to the service: one stream after another, never two at a time.
 
 When a stream ends, a new one follows on a new channel, after a back-off and not before the robot pushes a frame again.
-Frames in flight are lost with their stream; nothing is sent twice. An exception that nothing expects ends its stream
-like any other failure: it is logged, the robot holds, and another attempt follows.
+Frames in flight are lost with their stream; nothing is sent twice. An unexpected exception ends its stream like any
+other failure: it is logged, the robot holds, and another attempt follows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 
 STREAM = "/edgeflow.v1.Control/Stream"
-OPEN_ANSWER_NS = 5_000_000_000  # how long an Open may stay unanswered
-STALL_NS = 5_000_000_000  # silence, though STALL_FRAMES were pushed, after which the peer counts as gone
+OPEN_ANSWER_NS = 5_000_000_000  # time limit for the answer to Open
+STALL_NS = 5_000_000_000  # silence after which the peer counts as gone, if STALL_FRAMES were pushed meanwhile
 STALL_FRAMES = 10  # a live service reports on some of them
 CLOSE_S = 1.0
 _PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED"}  # worth another attempt before the first Opened
@@ -58,16 +58,16 @@ class Backoff:
 
 
 class Incidents:
-    """Logs unexpected exceptions with their traceback; the same one again and again only once."""
+    """Logs unexpected exceptions with their traceback; repetitions only once."""
 
     def __init__(self, where: str) -> None:
         self._where = where
         self._last = ""
 
     def unexpected(self, error: Exception) -> EdgeflowError:
-        """Log the exception, and return the error that stands for it."""
+        """Log the exception, and return the error that replaces it."""
         name = type(error).__name__
-        with contextlib.suppress(Exception):  # a handler or a text that raises
+        with contextlib.suppress(Exception):  # a log handler or the exception's text may raise
             said = f"{name}: {error}"
             if said != self._last:
                 self._last = said
@@ -76,7 +76,7 @@ class Incidents:
 
 
 class OutgoingMessages(Iterator[pb.ClientMessage]):
-    """Messages in the order Open, Reset, frame, Close; gRPC takes the next one once the previous one is written.
+    """Messages in the order Open, Reset, frame, Close. gRPC takes the next one once the last one is written.
 
     Offering never waits: a frame that was not taken yet is replaced.
     """
@@ -146,10 +146,10 @@ class LinkListener(Protocol):
 
     def stream_opened(self, message: pb.Opened, outgoing: OutgoingMessages) -> None: ...
 
-    def stream_said(self, message: pb.ServerMessage) -> None: ...
+    def stream_message(self, message: pb.ServerMessage) -> None: ...
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:
-        """The stream ended. final: the service rejects for good; no other attempt follows."""
+        """The stream ended. final: the service rejected the session, and no other attempt follows."""
 
 
 class Link:
@@ -175,7 +175,7 @@ class Link:
         self._outgoing: OutgoingMessages | None = None
         self._call: Any = None
         self._incidents = Incidents("the link")
-        self._unwritable: Exception | None = None  # why no message could be taken for this stream
+        self._unwritable: Exception | None = None  # the exception that prevented a message of this stream
         self._ever_opened = self._opened = self._given_up = False
         self._heard_ns = 0
         self._offered_unheard = 0
@@ -183,13 +183,13 @@ class Link:
     def start(self) -> None:
         self._thread.start()
 
-    def wanted(self) -> None:
-        """Note that the robot pushed a frame: a lost stream may be replaced."""
+    def frame_pushed(self) -> None:
+        """The robot pushed a frame, so that a lost stream may be replaced."""
         self._offered_unheard += 1
         self._wanted.set()
 
-    def works(self) -> None:
-        """Note that the service delivers actions: the back-off starts over."""
+    def action_delivered(self) -> None:
+        """The service delivered an action: the back-off starts over."""
         self._backoff.succeeded()
 
     def check(self) -> None:
@@ -228,12 +228,12 @@ class Link:
                 self._wanted.wait()
 
     def _attempt(self) -> tuple[EdgeflowError, bool]:
-        """Run one stream; returns why it ended, and True if the service rejects for good."""
+        """Run one stream; returns the error that ended it, and True if no other attempt may follow."""
         try:
             error = self._one_stream()
         except Exception as unexpected:
             return self._incidents.unexpected(unexpected), False
-        return error, self._refused_for_good(error)
+        return error, self._is_final(error)
 
     def _end(self, error: EdgeflowError, final: bool) -> None:
         try:
@@ -242,7 +242,7 @@ class Link:
             self._incidents.unexpected(unexpected)
 
     def _one_stream(self) -> EdgeflowError:
-        """Run one stream from Open to its end; returns why it ended."""
+        """Run one stream from Open to its end; returns the error that ended it."""
         self._opened = self._given_up = False
         self._unwritable = None
         self._heard_ns = self._clock.now_ns()
@@ -273,7 +273,7 @@ class Link:
         return Unavailable("the service ended the stream", reason=Reason.STREAM_ENDED)
 
     def _written(self, outgoing: OutgoingMessages) -> Iterator[pb.ClientMessage]:
-        """The messages for gRPC's thread, which must not end by an exception: gRPC would hide it."""
+        """The messages for gRPC's thread. They must not end with an exception, which gRPC would hide."""
         try:
             yield from outgoing
         except Exception as unexpected:
@@ -288,9 +288,9 @@ class Link:
             self._listener.stream_opened(message.opened, outgoing)
             self._opened = self._ever_opened = True
         elif self._opened:
-            self._listener.stream_said(message)
+            self._listener.stream_message(message)
 
-    def _refused_for_good(self, error: EdgeflowError) -> bool:
+    def _is_final(self, error: EdgeflowError) -> bool:
         if self._opened:
             return False
         return error.code not in (_PASSING_LATER if self._ever_opened else _PASSING)

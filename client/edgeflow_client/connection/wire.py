@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow_client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, foretold_s
+from edgeflow_client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, forecast_s
 from edgeflow_client.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -42,7 +42,7 @@ MODES = {
     pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
     pb.MODE_AUTO: Mode.AUTO,
 }
-UNKNOWN_AGE_S = 0.5  # taken for the age of an action where the service foretells none
+UNKNOWN_AGE_S = 0.5  # assumed latency if the service sends no forecast
 _UINT32 = (1 << 32) - 1
 _PAIR = 2
 _WAIT_DIGITS = 9
@@ -50,28 +50,28 @@ _WAIT_DIGITS = 9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSettings:
-    """Settings to open a session with; mode None = the service's default."""
+    """The settings of a session; mode None = the service's default."""
 
     cameras: tuple[CameraSpec, ...]
     control_period_s: float
     mode: Mode | None = None
     max_action_age_s: float | None = None
-    """None = each action's own limit, math.inf = no limit in the robot; for both the service keeps its own."""
+    """None = each action's own limit, math.inf = no limit in the robot. With both, the service keeps its own limit."""
     model: str = ""
     unnorm_key: str = ""
     depth: int = 0
-    """Pipeline depth, with Mode.DEPTH only."""
+    """Pipeline depth, only with Mode.DEPTH."""
     tolerance_bins: int = 0
     max_passes: int = 0
-    """Both: with Mode.SPECULATIVE only: bins by which a token may differ from its draft, and the most passes of a
-    frame.
+    """tolerance_bins and max_passes, only with Mode.SPECULATIVE: bins by which a token may differ from its draft, and
+    the most passes of a frame.
     """
     state: tuple[StateSpec, ...] = ()
     """The vectors of every frame."""
     chunks: bool = True
     """The client executes chunks of several actions; otherwise it gets the one row that is due."""
     rtc: bool | None = None
-    """Answers continue the chunk in execution; None = where service and policy can, True = reject those that cannot."""
+    """Answers continue the chunk in execution; None = if service and policy can, True = reject those that cannot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,22 +79,29 @@ class Opened:
     """The service's answer to Open."""
 
     session: int
+    """Number of the session, as in the service's log."""
     epoch: int
+    """Number of the episode; `reset` increases it."""
     schema: ActionSchema
+    """The meaning of an action's numbers."""
     action_tokens: int
-    """K."""
+    """K, the tokens of an action."""
     mode: Mode
+    """The mode in effect."""
     model: str
+    """Name of the policy."""
     valid_for_s: float
-    """How long an action may be executed."""
+    """Time for which an action may be executed."""
     depth: int = 0
-    """Pipeline depth, 0 where frames draft their tokens."""
+    """Pipeline depth; 0 if frames draft their tokens."""
     predicted_fps: float = 0.0
     predicted_age_s: float = 0.0
-    """Both: at the declared control period; 0 = unknown."""
+    """predicted_fps and predicted_age_s: actions per second and mean latency at the declared control period; 0 =
+    unknown.
+    """
     tolerance_bins: int = 0
     max_passes: int = 0
-    """Both: as served; max_passes is 0 where frames do not draft their tokens."""
+    """tolerance_bins and max_passes as served; max_passes is 0 if frames do not draft their tokens."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
 
@@ -108,7 +115,7 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
 
 
 def check_rtc(settings: SessionSettings, opened: Opened) -> None:
-    """Raise FailedPrecondition where answers have to continue the chunk in execution and do not."""
+    """Raise FailedPrecondition if answers must continue the chunk in execution, but do not."""
     if settings.rtc and not opened.rtc:
         raise FailedPrecondition(
             "this policy does not continue chunks: leave rtc unset", field="rtc", reason=Reason.RTC_UNAVAILABLE
@@ -153,7 +160,7 @@ def opened_of(message: pb.Opened) -> Opened:
         valid_for_s=message.valid_for_ms / 1000,
         depth=message.depth,
         predicted_fps=max(message.predicted_fps, 0.0) if math.isfinite(message.predicted_fps) else 0.0,
-        predicted_age_s=foretold_s(message.predicted_age_ms),
+        predicted_age_s=forecast_s(message.predicted_age_ms),
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
         rtc=message.rtc,
@@ -206,7 +213,7 @@ def timings_of(message: pb.Timings) -> StageTimings:
 
 
 def report_of(message: pb.Action, first_seq: int) -> ChunkReport:
-    """How a chunk came about. first_seq: of the stream. Limits that this SDK does not know are left out."""
+    """How a chunk was made. first_seq: offset of the stream's numbers. Limits unknown to this SDK are left out."""
     return ChunkReport(
         continues=message.continues + first_seq if message.continues else 0,
         conditioned_steps=message.conditioned_steps,
@@ -224,7 +231,7 @@ def report_of(message: pb.Action, first_seq: int) -> ChunkReport:
 
 
 def error_of(error: Any) -> EdgeflowError:
-    """The typed error of a failed call (grpc.RpcError), whatever its status and trailers hold.
+    """The typed error of a failed call (grpc.RpcError), for any status and trailers.
 
     A plain EdgeflowError for statuses without a class.
     """

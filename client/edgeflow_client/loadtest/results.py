@@ -31,7 +31,7 @@ CSV_COLUMNS = (
 
 
 PATTERNS = {ClosedLoopPlan: "closed", Fixed: "fixed", Bursts: "bursts", Ramp: "ramp"}
-"""What the report calls them."""
+"""Their names in the report."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from edgeflow.contract import KVName
 from edgeflow.engine.chat.engine import ChatEngine, recorded_shapes
 from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.grammar import Grammars
+from edgeflow.engine.chat.loop import ChatLoop
 from edgeflow.engine.chat.memory import (
     MemoryNeed,
     SlotSize,
@@ -27,7 +28,6 @@ from edgeflow.engine.chat.memory import (
     store_format,
     weight_bytes,
 )
-from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, row_error
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
@@ -78,11 +78,11 @@ class BuiltChat:
     length: int
     long: LongSlots | None
 
-    def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatPlane:
+    def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatLoop:
         """A chat plane over this model."""
         model = self.engine.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
-        return ChatPlane(
+        return ChatLoop(
             name=self.name,
             engine=self.engine,
             prefixes=self.prefixes,

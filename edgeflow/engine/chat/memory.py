@@ -261,7 +261,7 @@ def _draft_bytes(draft: DraftSizes, slots: int, positions: int, turned: int, dty
     if draft.head is None:
         return 0
     text = draft.head.text
-    capacity = rounded_capacity(positions + draft.behind)
+    capacity = rounded_capacity(positions + draft.extra_places)
     kept = slots * capacity * 2 * text.kv_width * dtype.itemsize
     rotations = _rotation_bytes(turned + capacity - positions, text.attention.rotary, dtype)
     return kept + rotations + LONG_BYTES * draft.head.draft_vocabulary

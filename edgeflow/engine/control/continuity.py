@@ -13,11 +13,11 @@ from edgeflow_client.trajectory import ChunkReport, Seam
 KEPT_CHUNKS = 32
 HISTORY = 3  # rows that the limits of a motion look back on
 FRESH = ChunkReport()
-MOST_APART = 1  # rows between what the robot says and what its stamps say
+MOST_APART = 1  # rows between the robot's own count and what the stamps give
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PlayedRows:
+class ExecutedRows:
     """The rows that are executed from the one on that is due at the capture of a frame: those of the chunk in
     execution then, and from their arrival on those of the newer answers on their way.
     """
@@ -25,7 +25,7 @@ class PlayedRows:
     seq: int
     """The frame that the last of these chunks answers, which is executed when the new answer arrives."""
     delay: int
-    """Rows that will have passed by then; there are at least as many."""
+    """Rows that will have passed by then; `actions` has at least as many."""
     actions: NDArray[np.float64]
     """[n, D] in the units of the schema, as they were sent."""
     before: NDArray[np.float64]
@@ -36,20 +36,20 @@ class PlayedRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _KeptAnswer:
-    """An answer."""
+    """A chunk that was sent."""
 
     seq: int
     stamp_ns: int
     actions: NDArray[np.float64]
     values: NDArray[np.float64] | None
     continues: int
-    """As in its report."""
+    """The frame whose chunk it continues, 0 for none (ChunkReport)."""
     fits_ns: int | None
-    """Until when it fits on the robot's clock; None = always."""
+    """The latest moment, on the robot's clock, at which it can be joined; None = any time."""
 
 
 class Continuity:
-    """The last KEPT_CHUNKS chunks of a session, of one epoch. step_ns: between rows."""
+    """The last KEPT_CHUNKS chunks of a session, of one epoch. step_ns: time between rows."""
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns
@@ -83,7 +83,7 @@ class Continuity:
         """Forget all chunks: a new epoch begins."""
         self._kept.clear()
 
-    def plan(self, message: SubmitFrame) -> tuple[PlayedRows | None, Seam]:
+    def plan(self, message: SubmitFrame) -> tuple[ExecutedRows | None, Seam]:
         """The rows that the robot will execute from the capture of a frame on; None with the reason why there are none.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
@@ -99,17 +99,20 @@ class Continuity:
             return None, Seam.FORGOTTEN
         row = self._row(kept, message)
         last = len(kept.actions) - 1
+        # Stamps and the robot's count are two witnesses of the same row: where they disagree, neither is trusted.
         if row < 0 or (playing is not None and abs(min(row, last) - playing.step) > MOST_APART):
             return None, Seam.APART
         delay = self.delay(message)
+        # The rows to execute may come from several chunks: newer answers take over on their way, one after the other.
         parts = self._parts(kept, message)
         actions = np.concatenate([each.actions[rows] for each, rows in parts])
         if len(actions) < max(delay, 1):
             return None, Seam.OVER
+        # Guidance needs normalised values of every row; one chunk of tokens among the parts has none.
         latents = [each.values[rows] for each, rows in parts if each.values is not None]
         values = np.concatenate(latents) if len(latents) == len(parts) else None
         before = kept.actions[max(row - HISTORY, 0) : row]
-        return PlayedRows(
+        return ExecutedRows(
             seq=parts[-1][0].seq, delay=delay, actions=actions, before=before, values=values
         ), Seam.CONTINUED
 

@@ -71,17 +71,17 @@ class Steps:
     """The steps of a pass, of n frames [n, M, H, A]."""
 
     x: Tensor
-    """Before the step."""
+    """x before the step."""
     velocity: Tensor
-    """The velocity of the network."""
+    """The velocity that the network gave."""
     used: Tensor
-    """As guided."""
+    """The velocity after guidance."""
     after: Tensor
-    """X after the step."""
+    """x after the step."""
 
 
 class FlowProgram:
-    """The arithmetic of latents around the networks. What it does follows from the shape of a pass; it waits for
+    """The arithmetic of latents around the networks. Its work follows from the shape of a pass; it waits for
     nothing."""
 
     def __init__(self, sizes: FlowSizes, state: FlowState) -> None:
@@ -228,13 +228,13 @@ class FlowEngine(PassEngine):
         chunks = iter(() if ticket.results is None else ticket.results.numpy())
         return [self._outcome(segment, chunks) for segment in ticket.planned.segments]
 
-    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
-        sent, played = self.policy.normalised(actions), values.copy()
+    def as_sent(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        sent, sent_values = self.policy.normalised(actions), values.copy()
         rows, dims = sent.shape
-        given = played[:rows, :dims]
+        given = sent_values[:rows, :dims]
         changed = np.isfinite(sent) & ~np.isclose(sent, given, rtol=SAME, atol=SAME)
         given[changed] = sent[changed]
-        return played
+        return sent_values
 
     def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
         settings = self.policy.rtc

@@ -39,9 +39,9 @@ class EngineOptions:
     """The most rows of an instruction."""
     table: OperatorTable
     row_budget: int = 1 << 30
-    """The most rows of a pass in which several sessions share."""
+    """The most rows of a pass that several sessions share."""
     graphs: bool = False
-    """Replay recordings of passes."""
+    """True to replay recordings of passes."""
     shift: Shift = Shift.ROTATE
 
 
@@ -51,12 +51,12 @@ class Answer:
 
     frame: FrameRef
     finite: bool
-    """False when a number after it was not."""
+    """False when a number that it comes from was not finite."""
     token_ids: tuple[int, ...] = ()
-    """Its K action tokens, the first `settled` of which are verified; the others are what its last pass gave after
+    """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
     wrong drafts.
     """
-    settled: int = 0
+    verified: int = 0
     values: NDArray[np.float64] | None = None
     """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
 
@@ -70,9 +70,9 @@ class Chunked(Outcome[FrameRef]):
 
 
 class AnswerBook:
-    """The answers of frames in flight, as their passes give them. Frames that were not begun are ignored.
+    """Collects the answers of frames in flight, pass by pass. Frames that were not begun are ignored.
 
-    answer: of a frame, the passes of its program, and what its passes gave.
+    answer: makes the answer from a frame, the number of its passes, and their outcomes.
     """
 
     def __init__(self, answer: Callable[[FrameRef, int, list[Any]], Answer]) -> None:
@@ -86,7 +86,7 @@ class AnswerBook:
         self._frames[frame] = program.passes, []
 
     def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
-        """Note what a pass gave."""
+        """Add the outcomes of a pass."""
         for outcome in outcomes:
             if outcome.sequence in self._frames:
                 self._frames[outcome.sequence][1].append(outcome)
@@ -101,21 +101,25 @@ class AnswerBook:
 
 
 class PassEngine:
-    """Runs the passes of a policy. One device, one caller, passes in order."""
+    """Runs the passes of a policy on one device, for one caller, in order. What is not abstract serves answers of
+    chunks.
+    """
 
     policy: Policy
     sessions: int
-    """Sessions with room in memory."""
+    """The number of sessions that the slots hold."""
     text_rows: int
     """The most rows of an instruction."""
     kv_bytes: int = 0
-    """Memory of the slots. The methods that are not abstract are those of policies whose answers are chunks."""
+    """Memory of the slots."""
     near: tuple[bool, ...] = ()
     """As in TokenPolicy, empty where answers have no tokens."""
     launch_ahead: int = 0
+    """As in Executor."""
     graphs: Graphs[PassOutputs] | None = None
+    """The recordings of passes; None where passes are not replayed."""
     record: Record | None = None
-    """All three: as in Executor."""
+    """As in Executor."""
     _device: torch.device
 
     def rows(self, prompt: Any) -> int:
@@ -137,13 +141,13 @@ class PassEngine:
     def answers(self) -> AnswerBook:
         return AnswerBook(self.answer)
 
-    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:  # noqa: ARG002 - of tokens alone
+    def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:  # noqa: ARG002 - only tokens are counted
         """The answer to a frame that is done, from what each of its passes gave."""
         if not outcomes or outcomes[-1].values is None:
             raise RuntimeError(f"{frame} is done and no pass has answered it")
         return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
 
-    def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - of chunks that can continue alone
+    def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - only where chunks can continue
         """The prompt, whose answer continues the chunk in execution; as it is where answers cannot.
 
         InvalidArgument for a chunk or a delay that it cannot continue.
@@ -156,7 +160,7 @@ class PassEngine:
             raise ValueError(f"the answer to {answer.frame} has no actions")
         return cast("OnePassPolicy | FlowPolicy", self.policy).actions(answer.values[candidate], unnorm_key)
 
-    def played(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - as of `continued`
+    def as_sent(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:  # noqa: ARG002 - as in `continued`
         """Normalised values of a chunk [H, A], those replaced that were changed before its actions [horizon, D] were
         sent, by bounds or by limits on the motion."""
         return values
@@ -165,7 +169,7 @@ class PassEngine:
 class OnePassEngine(PassEngine):
     """Runs the frames of a pass as one batch, and keeps nothing. Passes are not replayed.
 
-    launch_ahead: 0 everywhere, since a frame that waits after a pass can still be replaced by a newer one.
+    launch_ahead: 0 everywhere, so that a waiting frame can still be replaced by a newer one.
     """
 
     def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
@@ -205,7 +209,9 @@ def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -
 
 
 class ActionTokens:
-    """The contract of a policy (engine/staging.py). Numbers: the prompt's ids; payload: pixels, float32."""
+    """The contract of a token policy (engine/staging.py). Its integers are the prompt's ids, its payload float32
+    pixels.
+    """
 
     components = 1
     keeps_ids = False
@@ -247,7 +253,7 @@ class PolicyEngine(Executor, PassEngine):
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
     how rings rotate then. kv_format: how keys and values are stored. Other options: as in Executor. Without graphs, and
-    with attention that reads places on the host, nothing is launched ahead: they follow from what drafts verify.
+    with attention that reads places on the host, nothing is launched ahead: they follow from the drafts accepted.
     """
 
     def __init__(
@@ -283,7 +289,7 @@ class PolicyEngine(Executor, PassEngine):
         if guesses:
             finite = finite and outcomes[-1].guesses_finite
         ids = (*tokens, *outcomes[-1].guesses[:guesses])
-        return Answer(frame=frame, finite=finite, token_ids=ids, settled=len(tokens))
+        return Answer(frame=frame, finite=finite, token_ids=ids, verified=len(tokens))
 
     def rows(self, prompt: PreparedFrame) -> int:
         """Rows of a prompt."""

@@ -1,4 +1,4 @@
-"""Limits on the motion of one dimension: its rows within them, and in closed form the way to rest.
+"""Limits on the motion of one dimension: rows within them, and the braking distance in closed form.
 
 Everything is per step: v is the difference of two positions, a of two v, jerk of two a.
 
@@ -28,8 +28,9 @@ class MotionBounds:
     acceleration: float = math.inf
     jerk: float = math.inf
     low: float = -math.inf
+    """The lowest position."""
     high: float = math.inf
-    """Both: of its position."""
+    """The highest position."""
 
     @property
     def boxed(self) -> bool:
@@ -238,7 +239,7 @@ def _nearest_step(motion: MotionState, v: float, outside: float, bounds: MotionB
     near, far = 0.0, 1.0  # shares of the way from the safe step to v
     inside = _outside(motion.after(safe), bounds)
     tolerance = CLOSE * (outside - inside)
-    low, high = inside, outside  # of a side that stays, half of it
+    low, high = inside, outside  # the Illinois rule: the value of a side that stays is halved
     for _ in range(MOST_TRIES):
         if far - near <= CLOSE or inside >= -tolerance:
             break
@@ -279,7 +280,7 @@ def _safe(start: MotionState, bounds: MotionBounds) -> tuple[MotionState, bool]:
 
 
 def _slack(motion: MotionState) -> float:
-    """For the rounding of positions."""
+    """The tolerance for the rounding of positions."""
     return 64.0 * sys.float_info.epsilon * (abs(motion.x) if motion.x is not None else 0.0)
 
 
@@ -293,4 +294,4 @@ def _interval(motion: MotionState, bounds: MotionBounds) -> tuple[float, float]:
     if a is not None:
         up, down = min(up, a + bounds.jerk), min(down, bounds.jerk - a)
     low, high = max(v - down, -bounds.velocity), min(v + up, bounds.velocity)
-    return min(low, high), high  # by rounding only is the one above the other
+    return min(low, high), high  # only rounding puts low above high

@@ -42,7 +42,7 @@ def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side
 
 @contextmanager
 def uncounted(policy: Policy) -> Iterator[None]:
-    """Within it, frames are made up: what the policy counts of them is forgotten."""
+    """Forget what the policy counts within the block, since its frames are made up."""
     counted = policy.unusual_states
     try:
         yield
@@ -78,7 +78,7 @@ def limits_for(
 class OfflineRun:
     """One session per mode, all fed in lockstep: before each pass every session is offered its next frame.
 
-    modes: or paces. depth, speculation: of the modes that need them.
+    modes: modes or paces. depth, speculation: settings of the modes that need them.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class OfflineRun:
         return [DecodedFrame(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
     def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:
-        """Those after verified tokens, in the order of the tokens."""
+        """Keep the logits of verified tokens, in the order of the tokens."""
         if launched.logits is None:
             return
         of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last

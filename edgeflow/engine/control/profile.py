@@ -6,7 +6,7 @@ makes its passes last as long as theirs, so that rate and age can be seen at the
 Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame, T_prefill + 6 T_decode, and
 the pipelined time per frame, T_packed. The split is an assumption: T_prefill is taken equal to T_packed (a packed
 pass adds six rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed
-pass, which the table has none of, cost what the rows of the prefill do: T_packed / 280 each.
+pass, which the table does not have, cost what the rows of the prefill do: T_packed / 280 each.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short i
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """Pass times of a device, nanoseconds: a prefill alone, a decode-only pass, a full packed pass."""
+    """Pass times of a device in nanoseconds: a prefill by itself, a decode-only pass, a full packed pass."""
 
     name: str
     prefill_ns: int
     decode_ns: int
     packed_ns: int
     prefill_rows: int = PUBLISHED_ROWS
-    """The prefill rows of the model whose times these are."""
+    """Rows of a prefill in the measured model."""
 
     def times_of(self, program: StageProgram) -> PassTimes:
         """Pass times of answers of a program there.
 
-        A denoising step alone takes a decode pass. Beside a prefill or another step, each of its rows costs what rows
-        beyond a full packed pass do.
+        A denoising step by itself takes a decode pass. Beside a prefill or another step, each of its rows costs what
+        rows beyond a full packed pass do.
         """
         times, step_rows = self.times(program.passes), program.step_rows
         if not step_rows:

@@ -1,4 +1,4 @@
-"""The trajectory contract: of the chunks that answer a frame the best one, within limits on its motion."""
+"""The trajectory contract: chooses the best of a frame's candidate chunks, and keeps its motion within limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgeflow.config.sections import CandidateWeights, DimensionLimits, TrajectoryConfig
 from edgeflow.contract import PolicyInputs
-from edgeflow.engine.control.continuity import HISTORY, PlayedRows
+from edgeflow.engine.control.continuity import HISTORY, ExecutedRows
 from edgeflow.engine.control.motion import (
     ROUNDING,
     MotionBounds,
@@ -41,7 +41,7 @@ class Dimension:
     relative: bool
     bounds: MotionBounds
     number: int | None
-    """The number of the state that is its position; None = not known."""
+    """The index of its position among the numbers of the state; None = not known."""
 
 
 def limited_dimension(name: str, limits: DimensionLimits, schema: ActionSchema, inputs: PolicyInputs) -> Dimension:
@@ -133,7 +133,7 @@ _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ExecutedDimension:
-    """A dimension of what is played: its rows before the capture, and those up to the delay."""
+    """One dimension of the rows in execution: those before the capture, and those up to the delay."""
 
     before: list[float]
     passed: list[float]
@@ -150,7 +150,7 @@ class Chosen:
 
 
 class Trajectory:
-    """The contract for the chunks of one schema. ConfigError names the dimension and the limit that cannot be."""
+    """The contract for the chunks of one schema. ConfigError names the dimension and the limit that is impossible."""
 
     def __init__(self, config: TrajectoryConfig, schema: ActionSchema, inputs: PolicyInputs) -> None:
         self._weights: CandidateWeights = config.weights
@@ -160,7 +160,7 @@ class Trajectory:
         self._dimensions = [limited_dimension(name, limits, schema, inputs) for name, limits in config.limits.items()]
 
     @property
-    def limits(self) -> bool:
+    def has_limits(self) -> bool:
         """True if there are limits on the motion."""
         return bool(self._dimensions)
 
@@ -169,7 +169,7 @@ class Trajectory:
         count: int,
         actions_of: Callable[[int], Rows],
         normalised: Rows | None,
-        plan: PlayedRows | None,
+        plan: ExecutedRows | None,
         state: Sequence[float] = (),
         delay: int = 0,
     ) -> Chosen:
@@ -190,9 +190,9 @@ class Trajectory:
         return Chosen(actions=actions, index=index, limited=limited, candidates=scores)
 
     def within_limits(
-        self, actions: Rows, plan: PlayedRows | None, state: Sequence[float] = (), delay: int = 0
+        self, actions: Rows, plan: ExecutedRows | None, state: Sequence[float] = (), delay: int = 0
     ) -> tuple[Rows, tuple[Limited, ...]]:
-        """A chunk [H, D] within the limits from the row on that is executed first, with what they did to it.
+        """A chunk [H, D] within the limits from the first executed row on, with what the limits changed.
 
         Where the chunk keeps them it is returned as it is. Otherwise, in the dimensions that do not, the rows that will
         have passed become those of the chunk in execution, so that it does not matter when exactly it arrives. plan:
@@ -203,17 +203,17 @@ class Trajectory:
         for dimension in self._dimensions:
             wanted = actions[:, dimension.index]
             pose = state[dimension.number] if dimension.number is not None and len(state) else None
-            played = _played(dimension, plan) if plan is not None else _resting(dimension, pose, delay, len(wanted))
-            rows, continued = self._column(dimension, wanted, played, pose)
+            executed = _executed(dimension, plan) if plan is not None else _resting(dimension, pose, delay, len(wanted))
+            rows, continued = self._column(dimension, wanted, executed, pose)
             if rows is wanted:
                 continue
             if result is actions:
                 result = actions.copy()
             result[:, dimension.index] = rows
-            limited = self._exceeded(dimension, wanted, played, pose)
+            limited = self._exceeded(dimension, wanted, executed, pose)
             if not continued:
                 limited.append((LimitKind.START, 0.0))
-            changed = float(np.abs((rows - wanted)[len(played.passed) :]).max(initial=0.0))
+            changed = float(np.abs((rows - wanted)[len(executed.passed) :]).max(initial=0.0))
             found += [
                 Limited(dimension=dimension.name, limit=kind, beyond=beyond, changed=changed)
                 for kind, beyond in limited or [(LimitKind.BRAKING, 0.0)]
@@ -221,10 +221,10 @@ class Trajectory:
         return result, tuple(found)
 
     def _column(
-        self, dimension: Dimension, wanted: Rows, played: _ExecutedDimension, pose: float | None
+        self, dimension: Dimension, wanted: Rows, executed: _ExecutedDimension, pose: float | None
     ) -> tuple[Rows, bool]:
         """One dimension within its limits; the same array where it is."""
-        before, passed = played.before, played.passed
+        before, passed = executed.before, executed.passed
         if _keeps(dimension, wanted, before, passed, pose):
             return wanted, True
         start = _motion_after(dimension, [*before, *passed], sum(passed), pose)
@@ -233,14 +233,14 @@ class Trajectory:
         return np.array([*passed, *rest]), continued
 
     def _exceeded(
-        self, dimension: Dimension, wanted: Rows, played: _ExecutedDimension, pose: float | None
+        self, dimension: Dimension, wanted: Rows, executed: _ExecutedDimension, pose: float | None
     ) -> list[tuple[LimitKind, float]]:
         """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
-        before, passed = played.before, played.passed
+        before, passed = executed.before, executed.passed
         excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
         return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
-    def _score(self, chunk: Rows, values: Rows, plan: PlayedRows | None) -> Candidate:
+    def _score(self, chunk: Rows, values: Rows, plan: ExecutedRows | None) -> Candidate:
         """The scores of a candidate; the greatest number there is where it is not finite."""
         horizon, dims = chunk.shape
         values = values[:horizon, :dims]
@@ -260,7 +260,7 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _played(dimension: Dimension, plan: PlayedRows) -> _ExecutedDimension:
+def _executed(dimension: Dimension, plan: ExecutedRows) -> _ExecutedDimension:
     passed = plan.actions[: plan.delay, dimension.index]
     return _ExecutedDimension(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
 
@@ -288,9 +288,11 @@ def _keeps(dimension: Dimension, wanted: Rows, before: list[float], passed: list
 
     passed: the rows in execution that are before the delay.
     """
+    # The chunk may be joined at any row up to the delay, so every one of these seams must keep the limits.
     if passed and _excesses(dimension, [], wanted, 0.0, None):
         return False
     for first in range(len(passed) + 1):
+        # Rows further than HISTORY from the seam were compared above; a workspace needs all rows, from this pose on.
         near = first < len(passed) and not (dimension.relative and pose is not None)
         rest = wanted[first : first + HISTORY] if near else wanted[first:]
         if _excesses(dimension, [*before, *passed[:first]], rest, sum(passed[:first]), pose):
@@ -334,7 +336,7 @@ def _amounts(dimension: Dimension, history: Sequence[float], rows: Rows, pose: f
 
 
 def _slack(bounds: MotionBounds, positions: Rows) -> float:
-    """For the rounding of positions."""
+    """The tolerance for the rounding of positions."""
     size = bounds.high - bounds.low
     return ROUNDING * (float(np.abs(positions).max(initial=0.0)) + (size if math.isfinite(size) else 0.0))
 

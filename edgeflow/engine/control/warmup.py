@@ -49,9 +49,9 @@ class Deviations:
     """Root mean square differences of logit rows, in standard deviations of the row."""
 
     prefills: tuple[float, ...]
-    """The prefills of the first token of each frame."""
+    """Deviations of the first token of each frame."""
     decodes: tuple[float, ...]
-    """The decodes of later ones, while all tokens before them are equal."""
+    """Deviations of later tokens, while all tokens before them are equal."""
     unsampled: int
     """Tokens that do not have the largest of their logits."""
     unfinished: int
@@ -59,7 +59,7 @@ class Deviations:
 
     @property
     def mean(self) -> float:
-        """Over all rows; 0 where there are none."""
+        """The mean over all rows; 0 without any."""
         return _mean((*self.prefills, *self.decodes))
 
     def objection(self, rounding: Deviations, dtype: torch.dtype) -> str:
@@ -161,7 +161,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool = False) -> None:
-    """Run and check the ways of sharing passes; WorkerError when a frame is not answered as it is alone.
+    """Run and check the ways of sharing passes; WorkerError when a frame is answered differently than by itself.
 
     rounds: rows, keys or values are rounded to 8 or 4 bits on the way, whatever the dtype. There float32 sums that
     differ in their last bits, as those of passes of different shapes may, give other numbers.
@@ -273,7 +273,7 @@ def _judge(
     brighter: Callable[[], NDArray[np.float64]] | None,
     how: str,
 ) -> None:
-    """WorkerError where chunks are not finite, or not what they are alone."""
+    """WorkerError where chunks are not finite, or differ from those of each frame by itself."""
     if not (np.isfinite(alone).all() and np.isfinite(together).all()):
         raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
     fault = chunk_objection(alone, together, brighter)
@@ -294,7 +294,8 @@ def _chunks(engine: OnePassEngine, frames: list[Any]) -> NDArray[np.float64]:
 
 
 def record_passes(engine: PassEngine, progress: Progress, *, required: bool) -> str:
-    """Record what sessions may ask for, whatever their depths, arrivals and instructions; what to tell at start.
+    """Record every shape that sessions may need, whatever their depths, arrivals and instructions; returns a line for
+    the log.
 
     required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
     """

@@ -6,7 +6,7 @@ several.
 
 EAGLE-3: drafts by a head of one layer, which reads what the base computes in three of its layers. The head has a
 separate KV store with the same slots: the row at place p is made of the base's features at p and the token at p + 1. So
-each pass extends it by the verified rows, and then grows a tree or a chain after them.
+each pass extends it by the rows that are verified, and then grows a tree or a chain after them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LookupDrafter:
         rank = torch.where((place < newest) & (run >= self._shortest), run * ids.shape[1] + place, -1)
         best, source = rank.max(1, keepdim=True)
         at = torch.arange(self._drafts, device=ids.device)
-        known = newest - source  # tokens behind the run; drafts go round where these are fewer
+        known = newest - source  # tokens after the run; drafts go round where these are fewer
         self._state.ids[slots[:, None], newest + 1 + at] = ids.gather(1, source + 1 + at % known.clamp(min=1))
         return torch.where(best[:, 0] >= 0, known[:, 0].clamp(max=self._drafts), 0)
 

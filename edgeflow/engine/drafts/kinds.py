@@ -31,7 +31,7 @@ class DraftSizes:
     """The rows of a verification in each form that requests may have."""
     head: Eagle3Config | None = None
     """The head of EAGLE-3; None without one, and then there is nothing else."""
-    behind: int = 0
+    extra_places: int = 0
     """Places of the head's slots beyond those of the base's."""
     width: int = 0
     """Rows of its forwards while a tree grows."""
@@ -57,7 +57,7 @@ def eagle_sizes(head: Eagle3Config, tree: TreeSizes | None, depth: int) -> Draft
     return DraftSizes(
         rows={form: sizes.rows for form, sizes in grown.items()},
         head=head,
-        behind=max(sizes.places for sizes in grown.values()) + depth + 2,
+        extra_places=max(sizes.places for sizes in grown.values()) + depth + 2,
         width=max(sizes.width for sizes in grown.values()),
     )
 
@@ -132,8 +132,8 @@ class Eagle:
         sizes = {DraftForm.CHAIN: chain_of(self.depth)}
         if self.tree is not None:
             sizes[DraftForm.TREE] = self.tree
-        behind = self.sizes.behind
-        capacity = rounded_capacity(kv.capacity + behind)
+        extra_places = self.sizes.extra_places
+        capacity = rounded_capacity(kv.capacity + extra_places)
         store = self.head.kv_slots(kv.slots, capacity, kv.format.turned(kv.capacity) + capacity - kv.capacity)
         return EagleDrafter(self.head, store, state, sizes)
 

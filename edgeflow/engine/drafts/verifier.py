@@ -23,7 +23,7 @@ from edgeflow.scheduler.plan import DraftForm
 
 
 def accepted_of_chain(right: Tensor) -> Tensor:
-    """The tokens that each chain verifies [S].
+    """How many tokens of each chain are verified [S].
 
     right [S, R - 1] bool: whether each draft is the token that the row before it gives.
     """
@@ -31,7 +31,7 @@ def accepted_of_chain(right: Tensor) -> Tensor:
 
 
 def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The tokens that each tree verifies [S], and the rows that give them [S, width], the last one repeated.
+    """How many tokens of each tree are verified [S], and the rows that give them [S, width], the last one repeated.
 
     right [S, R] bool: as in a chain, where the row before is the parent; that of the root is not read. bits, depth
     [S, R]: as in `DraftTrees`.
@@ -74,30 +74,30 @@ class DraftVerifier:
         """The most tokens that a verification in this form gives."""
         return self._drafter.width(form)
 
-    def settle(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         read = ran.read
         if ran.logits is None:
             self._drafter.draft(read)
             return None
         choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
-        if ran.verifies:
+        if ran.is_verification:
             if allowed is not None and len(read.slots) > 1:
                 raise ValueError("drafts under a grammar are verified one sequence at a time")
             verify = self._verify_tree if read.form is DraftForm.TREE else self._verify_chain
             read, rows = verify(read, choose)
         else:
             read, rows = self._continue(read, choose)
-        settled = read.counts if ran.verifies else torch.ones_like(read.counts)
-        finite = rows.finite.view(len(settled), -1)
+        verified = read.counts if ran.is_verification else torch.ones_like(read.counts)
+        finite = rows.finite.view(len(verified), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
-        unsettled = at >= settled[:, None]
+        unverified = at >= verified[:, None]
         if kind.penalised and self._state.sampling is not None:
-            slots = read.slots.repeat_interleave(len(at), output_size=unsettled.numel())
-            self._state.sampling.remember(slots, rows.ids, ~unsettled.flatten())
-        sound = (finite | unsettled).all(1).long()
+            slots = read.slots.repeat_interleave(len(at), output_size=unverified.numel())
+            self._state.sampling.remember(slots, rows.ids, ~unverified.flatten())
+        sound = (finite | unverified).all(1).long()
         found = self._drafter.draft(read)
-        standing = read.slots.new_empty(len(settled), 0) if allowed is None else self._standing(read)
-        return drafted_lines(rows, sound, settled, found, standing)
+        standing = read.slots.new_empty(len(verified), 0) if allowed is None else self._standing(read)
+        return drafted_lines(rows, sound, verified, found, standing)
 
     def _continue(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """The last row of each segment gives one token."""
@@ -116,10 +116,10 @@ class DraftVerifier:
         rows = choose(slots, places + 1, before)
         given, finite = rows.ids.view(places.shape), rows.finite.view(places.shape)
         right = (given[:, :-1] == tokens[:, 1:]) & finite[:, :-1] & (at[1:] < choose.most(read.counts)[:, None])
-        settled = accepted_of_chain(right)
+        verified = accepted_of_chain(right)
         state.ids[slots[:, None], places + 1] = given
-        state.length.index_copy_(0, slots, firsts + settled)
-        return replace(read, counts=settled), rows
+        state.length.index_copy_(0, slots, firsts + verified)
+        return replace(read, counts=verified), rows
 
     def _verify_tree(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """Every row gives a token; those on the accepted path are verified, and the rows of the path are kept."""
@@ -132,16 +132,16 @@ class DraftVerifier:
         given, finite = rows.ids.view(tokens.shape), rows.finite.view(tokens.shape)
         right = (given.gather(1, parent) == tokens) & finite.gather(1, parent)
         right = right & (at < choose.most(read.counts)[:, None])
-        settled, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(read.form), length))
+        verified, path = accepted_of_tree(right, bits, depth, min(self._drafter.width(read.form), length))
         self._kv.compact(slots, firsts[:, None] + path, firsts[:, None])
         index = (path + length * torch.arange(len(slots), device=slots.device)[:, None]).flatten()
         rows, kept = rows.select(index), torch.arange(1, path.shape[1] + 1, device=slots.device)
         state.ids[slots[:, None], firsts[:, None] + kept] = rows.ids.view(path.shape)
-        state.length.index_copy_(0, slots, firsts + settled)
+        state.length.index_copy_(0, slots, firsts + verified)
         features = None if read.features is None else read.features.index_select(0, index)
         lengths = (path.shape[1],) * len(slots)
         rope = read.rope.index_select(1, index)
-        return replace(read, counts=settled, lengths=lengths, features=features, rope=rope), rows
+        return replace(read, counts=verified, lengths=lengths, features=features, rope=rope), rows
 
     def _standing(self, read: ReadRows) -> Tensor:
         """The drafts after the newest tokens [S, K], for a grammar on the host."""
@@ -159,10 +159,10 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """As in `Verifier.settle`."""
+    """As in `Verifier.verify`."""
 
     def most(self, counts: Tensor) -> Tensor:
-        """The tokens that may be verified of so many rows [S]: no grammar holds after its last mask."""
+        """How many of so many tokens may be verified [S]: after its last mask a grammar says nothing."""
         return counts if self.allowed is None else counts.clamp(max=len(self.allowed))
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
@@ -172,7 +172,7 @@ class _Choose:
         owners = slots.repeat_interleave(count // len(slots), output_size=count) if count > len(slots) else slots
         drawn = drawn if folded is None else drawn + folded[owners]
         allowed = self.allowed
-        if allowed is not None:  # rows behind a draft that the grammar forbids are not accepted: anything is permitted
+        if allowed is not None:  # rows after a draft that the grammar forbids are not accepted: anything is permitted
             more = allowed.new_ones(max(count - len(allowed), 0), allowed.shape[1])
             allowed = torch.cat([allowed, more])[:count]
         earlier = None

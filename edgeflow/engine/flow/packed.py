@@ -26,8 +26,8 @@ from edgeflow.engine.flow.policy import (
     StepSegment,
 )
 from edgeflow.kernels.kv.layout import PackedLayout, Span, uploaded
-from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import rounded_capacity
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
 
 Whole = NDArray[np.int64]
@@ -82,9 +82,9 @@ class FlowLayouts:
             rope_position=turning[0],
             sampled_rows=slot[:0],
             places=spans,
-            sees=Sees(ranges[0]),
+            visibility=Visibility(ranges[0]),
         )
-        cross = replace(joint, rope_position=turning[1], sees=Sees(ranges[1])) if self._cross else None
+        cross = replace(joint, rope_position=turning[1], visibility=Visibility(ranges[1])) if self._cross else None
         layout = GroupLayout(
             joint=joint, cross=cross, prefixes=len(begin), prefix_rows=sum(each.rows for each in begin)
         )

@@ -10,10 +10,10 @@ A draw depends on the request's seed and the token's place only. Nothing here wa
 be recorded with it.
 
 Lines. Plain segments: [finite, token], and with log probabilities those of the token and its alternatives. Segments
-whose drafts are the tokens of an earlier pass (`guessed_lines`): [sound, settled, R tokens]. Segments of sequences with
-a drafter (`drafted_lines`): [sound and sizes, settled, found, W tokens, K drafts], and with log probabilities those of
-the W tokens. finite: 1 where the logits were. sound: 1 where those after verified tokens were finite, plus 2 where all
-were. Log probabilities are the bits of float64.
+whose drafts are the tokens of an earlier pass (`guessed_lines`): [sound, verified, R tokens]. Segments of sequences
+with a drafter (`drafted_lines`): [sound and sizes, verified, found, W tokens, K drafts], and with log probabilities
+those of the W tokens. finite: 1 where the logits were. sound: 1 where those after verified tokens were finite, plus 2
+where all were. Log probabilities are the bits of float64.
 """
 
 from __future__ import annotations
@@ -173,10 +173,12 @@ class SamplingState:
         scores = torch.where(said | self._prompted.index_select(0, slots), weaker, scores)
         return scores - frequency * counts - presence * said
 
-    def remember(self, slots: Tensor, ids: Tensor, settled: Tensor | None = None) -> None:
-        """Count tokens of the answers in these slots: [N], [N]. settled [N] bool: which of them; None for all."""
+    def remember(self, slots: Tensor, ids: Tensor, verified: Tensor | None = None) -> None:
+        """Count tokens of the answers in these slots: [N], [N]. verified [N] bool: which of them; None for all."""
         where = torch.add(ids, slots, alpha=self._vocabulary)
-        counted = torch.ones_like(ids, dtype=self._counts.dtype) if settled is None else settled.to(self._counts.dtype)
+        counted = (
+            torch.ones_like(ids, dtype=self._counts.dtype) if verified is None else verified.to(self._counts.dtype)
+        )
         self._counts.view(-1).scatter_add_(0, where, counted)
 
     def _row(self, params: SamplingParams) -> tuple[float, float, float, float]:
@@ -265,24 +267,24 @@ def plain_lines(rows: SampledRows) -> Tensor:
     return columns if bits is None else torch.cat([columns, bits], dim=1)
 
 
-def drafted_lines(rows: SampledRows, sound: Tensor, settled: Tensor, found: Tensor, drafts: Tensor) -> Tensor:
-    """The lines of S segments. rows: S * W, those of a segment one after the other; sound, settled, found [S]; drafts
+def drafted_lines(rows: SampledRows, sound: Tensor, verified: Tensor, found: Tensor, drafts: Tensor) -> Tensor:
+    """The lines of S segments. rows: S * W, those of a segment one after the other; sound, verified, found [S]; drafts
     [S, K].
     """
-    segments = len(settled)
+    segments = len(verified)
     tokens, bits = rows.ids.view(segments, -1), _bits(rows)
     sizes = tokens.shape[1] << WIDTH | drafts.shape[1] << COUNT
-    parts = [torch.stack([sound + sizes, settled, found], dim=1), tokens, drafts]
+    parts = [torch.stack([sound + sizes, verified, found], dim=1), tokens, drafts]
     return torch.cat(parts if bits is None else [*parts, bits.view(segments, -1)], dim=1)
 
 
-def guessed_lines(rows: SampledRows, spread: Tensor, counts: Tensor, settled: Tensor) -> Tensor:
-    """The lines of S segments. spread [S, R]: the rows of each; counts, settled [S, 1]: how many of them are sampled,
+def guessed_lines(rows: SampledRows, spread: Tensor, counts: Tensor, verified: Tensor) -> Tensor:
+    """The lines of S segments. spread [S, R]: the rows of each; counts, verified [S, 1]: how many of them are sampled,
     and verified.
     """
     at, finite = torch.arange(spread.shape[1], device=spread.device), rows.finite[spread]
-    sound = (finite | (at >= settled)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)
-    return torch.cat([sound, settled, rows.ids[spread]], dim=1)
+    sound = (finite | (at >= verified)).all(1, keepdim=True) + 2 * (finite | (at >= counts)).all(1, keepdim=True)
+    return torch.cat([sound, verified, rows.ids[spread]], dim=1)
 
 
 def read_outcome(segment: Segment[Ref], line: list[int], *, guessed: bool) -> Sampled[Ref]:
@@ -291,22 +293,22 @@ def read_outcome(segment: Segment[Ref], line: list[int], *, guessed: bool) -> Sa
     if segment.form is not DraftForm.NONE:
         return _drafted(segment, line)
     if guessed:
-        settled, tokens = line[1], tuple(line[2 : 2 + segment.samples])
-        guesses = tokens[settled:]
-        return Sampled(sequence, tokens[:settled], finite, guesses=guesses, guesses_finite=bool(line[0] & 2))
+        verified, tokens = line[1], tuple(line[2 : 2 + segment.samples])
+        guesses = tokens[verified:]
+        return Sampled(sequence, tokens[:verified], finite, guesses=guesses, guesses_finite=bool(line[0] & 2))
     return Sampled(sequence, (line[1],), finite, logprobs=tuple(_logprobs(line[2:], 1)))
 
 
 def _drafted(segment: Segment[Ref], line: list[int]) -> Sampled[Ref]:
-    (sizes, settled, found), rest = line[:3], line[3:]
+    (sizes, verified, found), rest = line[:3], line[3:]
     sound, width, count = sizes & 3, sizes >> WIDTH & 0x3FF, sizes >> COUNT
     tokens, drafts, bits = rest[:width], rest[width : width + count], rest[width + count :]
     return Sampled(
         segment.sequence,
-        tuple(tokens[:settled]),
+        tuple(tokens[:verified]),
         bool(sound & 1),
         found=found,
-        logprobs=tuple(_logprobs(bits, width)[:settled]),
+        logprobs=tuple(_logprobs(bits, width)[:verified]),
         drafts=tuple(drafts[:found]),
     )
 

@@ -70,7 +70,7 @@ class PagedAttention:
 
     def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> PlannedWrapper:
         """The wrapper for a layout of these spans, planned."""
-        spans, mask = (spans, None) if layout.sees is None else _masked(layout)
+        spans, mask = (spans, None) if layout.visibility is None else _masked(layout)
         table = PageTable.of(spans, self._capacity)
         pages, last = self._host(table.pages), self._host(table.last)
         indices = on_device(table.indices, self._device, torch.int32)
@@ -232,7 +232,7 @@ def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
                 rope_position=layout.rope_position[:, of_rows],
                 sampled_rows=layout.sampled_rows[:0],
                 places=layout.places and layout.places[of_spans],
-                sees=layout.sees and layout.sees.of_rows(of_rows),
+                visibility=layout.visibility and layout.visibility.of_rows(of_rows),
             ).sharing(layout, ("flashinfer part", index)),
         )
         for index, (of_rows, of_spans) in enumerate(cuts)
@@ -249,7 +249,7 @@ def _part(layout: PackedLayout, kv: KVSlots, tensor_cores: int) -> AttendInto:
 
 def _single(layout: PackedLayout) -> bool:
     """True where the decode wrapper serves: it takes no mask."""
-    return layout.sees is None and all(length == 1 for length in layout.lengths)
+    return layout.visibility is None and all(length == 1 for length in layout.lengths)
 
 
 def _masked(layout: PackedLayout) -> tuple[list[Span], Tensor]:
@@ -293,7 +293,7 @@ def _held(layout: PackedLayout) -> AttendInto:
 
 
 def _check_causal(layout: PackedLayout, name: str) -> None:
-    if layout.sees is not None:
+    if layout.visibility is not None:
         raise ConfigError(
             f"operator packed_attention: {name} serves only causal rows, and rows of this pass see other places: name "
             "another implementation in the overlay"

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow_client.errors import ConfigError
 
 Made = TypeVar("Made")
@@ -49,9 +49,9 @@ class PackedLayout:
     """The spans themselves; None where only the device knows them (passes of one shape that replay one graph)."""
     live: Tensor | None = None
     """[L_Q]: bool, False for rows that only pad their span; None where no row does."""
-    sees: Sees | None = None
+    visibility: Visibility | None = None
     """The positions that the rows see; None where each sees all up to itself."""
-    kinds: Mapping[str, Sees | None] = field(default_factory=dict)
+    kinds: Mapping[str, Visibility | None] = field(default_factory=dict)
     """The same by kind of layer, where they differ."""
     gated: tuple[bool, ...] = ()
     """For each span whether its rows read the memory of their slot (kernels/kv/memory.py); empty where none does. No
@@ -66,7 +66,7 @@ class PackedLayout:
         device: torch.device,
         rope_position: Tensor | None = None,
         samples: Sequence[int] | None = None,
-        sees: Sequence[Sees] | None = None,
+        visibility: Sequence[Visibility] | None = None,
     ) -> PackedLayout:
         """The layout of `spans`, with index tensors on `device`.
 
@@ -94,26 +94,29 @@ class PackedLayout:
             sampled_rows=on_device(sampled, device),
             samples=None if samples is None else tuple(samples),
             places=tuple(spans),
-            sees=None if sees is None else _joined(spans, sees, device),
+            visibility=None if visibility is None else _joined(spans, visibility, device),
         )
 
-    def seen_by_kind(self, kinds: Mapping[str, Sequence[Sees] | None]) -> PackedLayout:
+    def seen_by_kind(self, kinds: Mapping[str, Sequence[Visibility] | None]) -> PackedLayout:
         """This layout, whose rows see something else in layers of these kinds: values as in `of`."""
         device = self.row_slot.device
-        of_kinds = {kind: None if sees is None else _joined(self.spans, sees, device) for kind, sees in kinds.items()}
+        of_kinds = {
+            kind: None if visibility is None else _joined(self.spans, visibility, device)
+            for kind, visibility in kinds.items()
+        }
         return replace(self, kinds=of_kinds)
 
     def of_kind(self, kind: str) -> PackedLayout:
         """The layout of layers of one kind."""
         if kind not in self.kinds:
             return self
-        return replace(self, sees=self.kinds[kind], kinds={}).sharing(self, ("kind", kind))
+        return replace(self, visibility=self.kinds[kind], kinds={}).sharing(self, ("kind", kind))
 
     def seen(self, rows: slice = slice(None)) -> Tensor:
         """[n, reach] bool: the places that some rows see."""
-        if self.sees is None:
+        if self.visibility is None:
             return torch.arange(self.reach, device=self.row_slot.device) <= self.row_position[rows, None]
-        return self.sees.of_rows(rows).mask(self.reach)
+        return self.visibility.of_rows(rows).mask(self.reach)
 
     def of_sampled_rows(self) -> PackedLayout:
         """Each sampled row as a separate span, over everything that the pass has written.
@@ -130,8 +133,8 @@ class PackedLayout:
             rope_position=self.rope_position[:, sampled],
             sampled_rows=torch.arange(len(sampled), device=sampled.device),
             places=self._sampled_places(),
-            sees=self.sees and self.sees.of_rows(sampled),
-            kinds={kind: sees and sees.of_rows(sampled) for kind, sees in self.kinds.items()},
+            visibility=self.visibility and self.visibility.of_rows(sampled),
+            kinds={kind: visibility and visibility.of_rows(sampled) for kind, visibility in self.kinds.items()},
             gated=self._sampled_gated(),
         )
         return alone.sharing(self, "sampled rows")
@@ -181,16 +184,16 @@ def _counts(spans: Sequence[Span], samples: Sequence[int] | None) -> Sequence[in
     return [min(1, span.length) for span in spans] if samples is None else samples
 
 
-def _joined(spans: Sequence[Span], sees: Sequence[Sees], device: torch.device) -> Sees:
+def _joined(spans: Sequence[Span], visibility: Sequence[Visibility], device: torch.device) -> Visibility:
     """The places that the rows of all spans see. ValueError for other numbers of rows, and for places beyond the last
     one that the pass writes in their slot."""
     ends: dict[int, int] = {}
     for span in spans:
         ends[span.slot] = max(ends.get(span.slot, 0), span.start + span.length)
-    for span, part in zip(spans, sees, strict=True):
+    for span, part in zip(spans, visibility, strict=True):
         if len(part.ranges) != span.length or int(part.ranges.max()) > ends[span.slot]:
             raise ValueError(f"{span}: {len(part.ranges)} rows see up to place {int(part.ranges.max())}")
-    return Sees.joined(sees, device)
+    return Visibility.joined(visibility, device)
 
 
 def on_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:

@@ -65,7 +65,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 def check_causal(layout: PackedLayout) -> None:
     """ConfigError where a layout says what rows see."""
-    if layout.sees is not None:
+    if layout.visibility is not None:
         raise ConfigError("packed_attention: int4 KV serves rows that see all up to themselves")
 
 

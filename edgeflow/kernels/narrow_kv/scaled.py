@@ -73,7 +73,7 @@ def _widen(stored: Tensor, scales: Tensor, out: Tensor) -> None:
 def _ends(layout: PackedLayout) -> dict[int, int]:
     """The end of what the pass reads in each of its slots, by ascending slot."""
     ends = [span.start + span.length for span in layout.spans]
-    if layout.sees is not None:
+    if layout.visibility is not None:
         parts = torch.split(layout.seen(), list(layout.lengths))
         ends = [int(part.any(0).nonzero().max()) + 1 for part in parts]
     pairs = sorted(zip((span.slot for span in layout.spans), ends, strict=True))

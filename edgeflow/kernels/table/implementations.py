@@ -84,7 +84,7 @@ class Implementation:
     replayable: bool = True
     """It can be captured in a graph, for the host reads nothing that differs between passes of one shape."""
     causal: bool = False
-    """Attention that rejects layouts with `sees`."""
+    """Attention that rejects layouts with `visibility`."""
 
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""

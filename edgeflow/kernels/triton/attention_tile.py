@@ -1,8 +1,8 @@
 """One tile of queries: the online softmax that packed and variable-length attention share.
 
-`attend_tile` takes a run of keys, `attend_seen` the places that a layout's `Sees` names, `attend_four_bits` a slot of 4
-bits (kernels/kv/int4.py): keys that no row of the tile sees in 4 bits are read as they are, and the others as codes.
-Where rows differ, the places between are read both ways, each time for the rows that see them so.
+`attend_tile` takes a run of keys, `attend_seen` the places that a layout's `Visibility` names, `attend_four_bits` a
+slot of 4 bits (kernels/kv/int4.py): keys that no row of the tile sees in 4 bits are read as they are, and the others as
+codes. Where rows differ, the places between are read both ways, each time for the rows that see them so.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def attend_seen(
 ):  # fmt: skip
     """Online softmax over the keys that rows see; results and the other arguments are as in `attend_tile`.
 
-    ranges [L_Q, 2, 2], tree, first [L_Q]: of a `Sees`; tree and first only with TREES. row, live [BLOCK_M]: rows of the
-    tile, and which of them there are. split, splits: the part of the blocks of keys that this call folds in. T:
+    ranges [L_Q, 2, 2], tree, first [L_Q]: of a `Visibility`; tree and first only with TREES. row, live [BLOCK_M]: rows
+    of the tile, and which of them there are. split, splits: the part of the blocks of keys that this call folds in. T:
     positions of a slot.
 
     Keys are read within the hulls of the first ranges, and of the second ranges with the bits. What lies outside both,

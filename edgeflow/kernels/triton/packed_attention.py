@@ -4,7 +4,7 @@ The work is a list of tiles (tile_list.py), made of the lengths and the reach of
 read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
 share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
 path with few warps; where they are split along the keys, a second kernel joins the parts. Keys that no row of a tile
-sees are never read. A layout without `sees` is served by a kernel that knows only causal rows.
+sees are never read. A layout without `visibility` is served by a kernel that knows only causal rows.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ def _attend(
     FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
     """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [tile parts, KH, SMALL_M,
-    D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a `Sees`. SEES: 0 where rows are
-    causal, 1 with ranges only, 2 with bits.
+    D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a `Visibility`. SEES: 0 where rows
+    are causal, 1 with ranges only, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
@@ -277,13 +277,13 @@ class _Launch:
             return out
         block_m = max(tuning.block_m, power_of_two(group))  # a tile holds at least a row
         tiles, room = self._work(kv_heads, group, width, block_m, q.device)
-        shape, (sees, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
+        shape, (visibility, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
             _attend[(len(some), kv_heads)](
                 q, *stored.tensors, layout.row_slot, layout.row_position, *seen, some, out, *room,
                 capacity, LOG2_E / math.sqrt(width), *shape, sizes, block_m, SMALL, block_n, block_d,
-                stored.form, wide, sees,
+                stored.form, wide, visibility,
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
         if len(tiles.joins):
@@ -308,12 +308,12 @@ class _Launch:
 
 def _seen(layout: PackedLayout) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
     """SEES of the kernel, with ranges, bits and the places of the first bits; any tensor for what is not read."""
-    sees, unread = layout.sees, layout.row_slot
-    if sees is None:
+    visibility, unread = layout.visibility, layout.row_slot
+    if visibility is None:
         return 0, (unread, unread, unread)
-    if sees.tree is None or sees.first is None:
-        return 1, (sees.ranges, unread, unread)
-    return 2, (sees.ranges, sees.tree, sees.first)
+    if visibility.tree is None or visibility.first is None:
+        return 1, (visibility.ranges, unread, unread)
+    return 2, (visibility.ranges, visibility.tree, visibility.first)
 
 
 def _launches(tiles: Tiles, *, apart: bool) -> list[tuple[Tensor, int]]:

@@ -18,8 +18,8 @@ from torch import Tensor
 from edgeflow.kernels.awq import AWQ, AwqWeight
 from edgeflow.kernels.kv.formats import DENSE, DenseLayer, KVFormat, ScaledKV
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import Sees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.rope_write_kv import RotaryTable, RowPlaces
 from edgeflow.kernels.table.dimensions import SIGNATURES, Signed
@@ -258,12 +258,12 @@ def rope_write_kv_scaled(spans: Sequence[Span], heads: Heads, kv_format: ScaledK
 
 
 def packed_attention(
-    spans: Sequence[Span], heads: Heads, layers: int = 1, sees: Sequence[Sees] | None = None
+    spans: Sequence[Span], heads: Heads, layers: int = 1, visibility: Sequence[Visibility] | None = None
 ) -> TrialCase:
-    """sees: what the rows of each span see."""
+    """visibility: the places that the rows of each span see."""
 
     def build(make: Numbers) -> Problem:
-        layout, kv = filled(make, spans, heads, layers, sees)
+        layout, kv = filled(make, spans, heads, layers, visibility)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
 
         def outputs(attend: Any) -> Outputs:
@@ -271,16 +271,16 @@ def packed_attention(
 
         return Problem((layout, kv), outputs, planned=True, cold_bytes=kv.nbytes)
 
-    return TrialCase(op_name="packed_attention", build=build, kv=DENSE.name, causal=sees is None)
+    return TrialCase(op_name="packed_attention", build=build, kv=DENSE.name, causal=visibility is None)
 
 
 def packed_attention_scaled(
-    spans: Sequence[Span], heads: Heads, kv_format: ScaledKV, sees: Sequence[Sees] | None = None
+    spans: Sequence[Span], heads: Heads, kv_format: ScaledKV, visibility: Sequence[Visibility] | None = None
 ) -> TrialCase:
     """The scales of rows that nothing may read are NaN."""
 
     def build(make: Numbers) -> Problem:
-        layout, wide = filled(make, spans, heads, 1, sees)
+        layout, wide = filled(make, spans, heads, 1, visibility)
         q = make.normal(len(layout.row_slot), heads.query, heads.width)
         kv = empty_slots(make, heads, kv_format, slots=wide.slots, capacity=wide.capacity, layers=1)
         numbers, scales = quantised(wide.data.nan_to_num(7.0), kv_format.numbers)
@@ -288,7 +288,7 @@ def packed_attention_scaled(
         kv.tensors[1][..., 0] = scales.masked_fill(wide.data[..., 0].isnan(), torch.nan)
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
-    return TrialCase(op_name="packed_attention", build=build, kv=kv_format.name, causal=sees is None)
+    return TrialCase(op_name="packed_attention", build=build, kv=kv_format.name, causal=visibility is None)
 
 
 def linear(
@@ -346,15 +346,15 @@ def places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -
 
 
 def filled(
-    make: Numbers, spans: Sequence[Span], heads: Heads, layers: int, sees: Sequence[Sees] | None
+    make: Numbers, spans: Sequence[Span], heads: Heads, layers: int, visibility: Sequence[Visibility] | None
 ) -> tuple[PackedLayout, KVSlots]:
     """Slots with numbers up to the last place that rows see, NaN everywhere else."""
     slots = 1 + max(span.slot for span in spans)
     capacity = max(span.start + span.length for span in spans) + 3
     kv = empty_slots(make, heads, DENSE, slots=slots, capacity=capacity, layers=layers)
     kv.data.fill_(torch.nan)
-    layout = PackedLayout.of(spans, make.device, sees=sees)
-    looked_at = PackedLayout.of(spans, torch.device("cpu"), sees=sees)
+    layout = PackedLayout.of(spans, make.device, visibility=visibility)
+    looked_at = PackedLayout.of(spans, torch.device("cpu"), visibility=visibility)
     for slot in {span.slot for span in spans}:
         end = 1 + int(looked_at.seen()[looked_at.row_slot == slot].any(0).nonzero().max())
         kv.data[:, :, slot, :end] = make.normal(layers, 2, end, heads.kv, heads.width)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from edgeflow.kernels.kv.formats import FP8, INT8, ScaledKV
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import Sees, before, bidirectional_prefix, causal
+from edgeflow.kernels.kv.visibility import Visibility, before, bidirectional_prefix, causal
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases, memory_cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
-from edgeflow.lab.trials.sees import bidirectional_suffix, tree_of_drafts, window
+from edgeflow.lab.trials.visibility import bidirectional_suffix, tree_of_drafts, window
 
 _HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
 _LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (6, 300, 256, 300), (0, 64))
@@ -101,7 +101,7 @@ def _edges() -> list[list[Span]]:
     ]
 
 
-def _sights() -> list[tuple[list[Span], list[Sees]]]:
+def _sights() -> list[tuple[list[Span], list[Visibility]]]:
     """Rows that are not causal, among causal ones: at the edges of blocks, with gaps, and with few and many rows."""
     binary = [(row - 1) // 2 for row in range(63)]
     spans = [
@@ -114,7 +114,7 @@ def _sights() -> list[tuple[list[Span], list[Sees]]]:
         [Span(2, 90, 7), Span(1, 65, 1)],
         [Span(1, 254, 63), Span(0, 0, 3)],
     ]
-    sees = [
+    visibility = [
         [window(spans[0][0], 20, 4), window(spans[0][1], 64, 4)],
         [window(spans[1][0], 130), causal(spans[1][1]), causal(spans[1][2])],
         [bidirectional_prefix(spans[2][0], 65), causal(spans[2][1])],
@@ -124,7 +124,7 @@ def _sights() -> list[tuple[list[Span], list[Sees]]]:
         [tree_of_drafts(spans[6][0], (-1, 0, 0, 1, -1, 4, 2)), causal(spans[6][1])],
         [tree_of_drafts(spans[7][0], binary), causal(spans[7][1])],
     ]
-    return list(zip(spans, sees, strict=True))
+    return list(zip(spans, visibility, strict=True))
 
 
 def _attention_heads() -> list[Heads]:
@@ -138,15 +138,18 @@ def _packed_attention() -> list[TrialCase]:
     named = [cases.packed_attention(spans, heads[index % 8]) for index, spans in enumerate(edges)]
     small = [cases.packed_attention(_edges()[4], each) for each in heads]
     drawn = [cases.packed_attention(_drawn(seed), heads[seed % 8], layers=2) for seed in range(6)]
-    seen = [cases.packed_attention(spans, heads[index], 1, sees) for index, (spans, sees) in enumerate(_sights())]
+    seen = [
+        cases.packed_attention(spans, heads[index], 1, visibility)
+        for index, (spans, visibility) in enumerate(_sights())
+    ]
     return [*named, *small, *drawn, *seen]
 
 
 def _packed_attention_scaled(kv_format: ScaledKV) -> list[TrialCase]:
     plain = [cases.packed_attention_scaled(spans, _HEADS[i % 3], kv_format) for i, spans in enumerate(_edges())]
     seen = [
-        cases.packed_attention_scaled(spans, _HEADS[index % 3], kv_format, sees)
-        for index, (spans, sees) in enumerate(_sights())
+        cases.packed_attention_scaled(spans, _HEADS[index % 3], kv_format, visibility)
+        for index, (spans, visibility) in enumerate(_sights())
     ]
     return [*plain, *seen]
 
@@ -178,7 +181,9 @@ def _rope_latent() -> list[TrialCase]:
 def _packed_attention_latent() -> list[TrialCase]:
     heads = [Heads(4, 1, 24), Heads(7, 1, 81), Heads(16, 1, 576)]
     plain = [kv_cases.attention_latent(spans, heads[index % 3]) for index, spans in enumerate(_edges())]
-    seen = [kv_cases.attention_latent(spans, heads[i % 2], sees) for i, (spans, sees) in enumerate(_sights())]
+    seen = [
+        kv_cases.attention_latent(spans, heads[i % 2], visibility) for i, (spans, visibility) in enumerate(_sights())
+    ]
     return [*plain, *seen]
 
 

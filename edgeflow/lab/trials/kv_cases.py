@@ -11,7 +11,7 @@ from torch import Tensor
 from edgeflow.kernels.kv.formats import INT4, LATENT
 from edgeflow.kernels.kv.int4 import GROUP, Grid, packed
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import Sees
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.lab.trials import cases
 from edgeflow.lab.trials.cases import Heads, Numbers, Outputs, Problem, TrialCase, empty_slots, filled, places
 
@@ -78,9 +78,9 @@ def rope_write_latent(spans: Sequence[Span], heads: Heads, rotary: int) -> Trial
     return replace(dense, build=build, kv=LATENT.name)
 
 
-def attention_latent(spans: Sequence[Span], heads: Heads, sees: Sequence[Sees] | None = None) -> TrialCase:
-    """sees: what the rows of each span see."""
-    dense = cases.packed_attention(spans, heads, 1, sees)
+def attention_latent(spans: Sequence[Span], heads: Heads, visibility: Sequence[Visibility] | None = None) -> TrialCase:
+    """visibility: the places that the rows of each span see."""
+    dense = cases.packed_attention(spans, heads, 1, visibility)
 
     def build(make: Numbers) -> Problem:
         layout, wide = dense.build(make).arguments

@@ -310,7 +310,7 @@ def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Genera
     """
     settled: list[tuple[int, ...]] = []
     while request.finish is None and (len(settled) < len(case.trees) or len(request.tokens) < len(case.answer)):
-        (step,) = run_pass(engine, [request], chunk if request.plan.left else engine.rule().rows)
+        (step,) = run_pass(engine, [request], chunk if request.plan.rows_left else engine.rule().rows)
         if step.sampled is not None:
             settled.append(step.sampled.tokens)
     return EagleRun(settled=settled, trees=notes.trees, features=notes.features())

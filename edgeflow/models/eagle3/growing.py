@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.kv.sees import TREE_ROWS, Sees
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.kv.visibility import TREE_ROWS, Visibility
 from edgeflow.models.eagle3.head import Eagle3Head
 
 
@@ -85,7 +85,7 @@ class _Beam:
     tokens: Tensor
     scores: Tensor
     bits: Tensor
-    """The places of their ancestors after the sequence, as in `Sees`."""
+    """The places of their ancestors after the sequence, as in `Visibility`."""
     feature: Tensor
     """[S, width, E]: of the row they follow."""
 
@@ -119,14 +119,14 @@ class _TreePlaces:
             sampled_rows=torch.arange(count * width, device=device),
             samples=(width,) * count,
             places=spans,
-            sees=None if width == 1 else self._sees(position, bits),  # a chain is causal
+            visibility=None if width == 1 else self._visibility(position, bits),  # a chain is causal
         )
 
-    def _sees(self, position: Tensor, bits: Tensor) -> Sees:
+    def _visibility(self, position: Tensor, bits: Tensor) -> Visibility:
         """Every row sees the sequence, its ancestors and itself."""
         first = self.ends.repeat_interleave(self.width, output_size=len(position))
         ranges = torch.stack([torch.zeros_like(first), first, position, position + 1], 1)
-        return Sees(ranges.view(-1, 2, 2), bits.flatten(), first)
+        return Visibility(ranges.view(-1, 2, 2), bits.flatten(), first)
 
 
 def grow(

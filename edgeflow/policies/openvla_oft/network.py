@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
-from edgeflow.kernels.kv.sees import bidirectional_prefix
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
+from edgeflow.kernels.kv.visibility import bidirectional_prefix
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.vit import gemm, norm_weights
@@ -153,8 +153,8 @@ class OFTNetwork:
         """Each robot's rows from the start of its slot, all of which see each other; sampled are the last ones, from
         the first that is read on."""
         spans = [Span(slot, 0, len(each)) for slot, each in enumerate(rows)]
-        sees = [bidirectional_prefix(span, span.length) for span in spans]
-        return PackedLayout.of(spans, self.device, samples=[numbers + UNREAD] * len(spans), sees=sees)
+        visibility = [bidirectional_prefix(span, span.length) for span in spans]
+        return PackedLayout.of(spans, self.device, samples=[numbers + UNREAD] * len(spans), visibility=visibility)
 
     def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
         """B tensors [L, E] → [B * numbers, E] before the final norm.

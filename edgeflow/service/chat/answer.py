@@ -9,9 +9,9 @@ from typing import Any
 
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart, ChatToken
 from edgeflow.service.chat.body import ChatBody, CompletionBody
-from edgeflow.service.chat.calls import Call, CallReader, ParsedText
+from edgeflow.service.chat.prompts import PreparedPrompt
 from edgeflow.service.chat.queue import ChatQueue, QueueTurn
-from edgeflow.service.chat.text import PreparedPrompt
+from edgeflow.service.chat.tool_calls import Call, CallReader, ParsedText
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.text.text_stream import TextStream
 from edgeflow.text.tokenizer import TextTokenizer
@@ -62,7 +62,7 @@ def start_message(
         request=0,
         model=ready.model,
         ids=prompt.ids,
-        sizes=[side for picture in prompt.pictures for side in picture.shape[:2]],
+        sizes=[side for image in prompt.images for side in image.shape[:2]],
         max_tokens=asked,
         **chosen,
         top_k=ready.top_k if body.top_k is None else max(body.top_k, 0),
@@ -71,7 +71,7 @@ def start_message(
         seed=-1 if body.seed is None else body.seed,
         logprobs=body.logprobs_wanted,
         schema=schema,
-        payload=b"".join(picture.tobytes() for picture in prompt.pictures),
+        payload=b"".join(image.tobytes() for image in prompt.images),
     )
 
 
@@ -84,7 +84,7 @@ async def answer_pieces(
     stops: tuple[str, ...],
     reader: CallReader | None,
 ) -> AsyncGenerator[Piece, None]:
-    """The pieces of one choice, run through the queue; the last one has `done`.
+    """The pieces of one choice, computed in its turn of the queue; the last one has `done`.
 
     Tokens after a stop string are neither sent nor counted. reader: finds tool calls, if tools were offered.
     """
@@ -101,14 +101,14 @@ async def answer_pieces(
                 yield Piece(found.text, None, done, why, found.calls)
                 return
             if stopping:
-                continue
+                continue  # tokens that were in flight when the stop string was found
             now_ns = queue.clock.now_ns()
             seconds = queue.metrics.token_gap if count else queue.metrics.first_token
             seconds.observe((now_ns - last_ns) / 1e9)
             count, last_ns = count + 1, now_ns
             found = _read(reader, text.push(answer.token), last=False)
             called = called or bool(found.calls)
-            stopping = text.stopped or (reader is not None and reader.complete)
+            stopping = text.stopped or (reader is not None and reader.is_complete)
             if stopping:
                 queue.stop(answer)
             yield Piece(found.text, _token_text(answer), calls=found.calls)

@@ -29,7 +29,7 @@ from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 
 MAX_VALUES = 1 << 14  # 64 messages of 64 parts have 12,800
-MAX_FIELD = 100  # characters of a name that an answer repeats
+MAX_FIELD = 100  # characters of a client's name that an error repeats
 MAX_MESSAGES = 64
 MAX_STOPS = 4
 MAX_PROMPTS = 16
@@ -57,7 +57,7 @@ class StreamOptions(ClientObject):
 
 
 class _Sampling(ClientObject):
-    """Fields of both routes. Omitted sampling fields default to the checkpoint's generation_config; null is omitted."""
+    """Fields of both routes. Omitted sampling fields, and null, default to the checkpoint's generation_config."""
 
     model: str = ""
     """Name of the chat model; empty = the one that is served."""
@@ -153,7 +153,7 @@ class ChatBody(_Sampling):
 
     @property
     def forced(self) -> dict[int, Tool]:
-        """Tools of which the answer must call one, by their place in the request; empty if no call is required."""
+        """The tools of which the answer must call one, by index in the request; empty if no call is required."""
         offered = dict(enumerate(self.offered))
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
@@ -218,7 +218,7 @@ class CompletionBody(_Sampling):
 
     @property
     def prompts(self) -> dict[str, str | list[int]]:
-        """Texts and token ids to continue, by their place in the request."""
+        """Texts and token ids to continue, by path in the request."""
         if _kind_of_prompt(self.prompt) in (TEXT, IDS):
             return {"prompt": cast("str | list[int]", self.prompt)}
         several = cast("Sequence[str | list[int]]", self.prompt)
@@ -286,7 +286,7 @@ def _wrong(why: str, field: str) -> InvalidArgument:
 
 
 def _rejection(error: ValidationError, values: Any) -> InvalidArgument:
-    """The most deeply nested error: where a field has several permitted types, the library reports one for each."""
+    """The most deeply nested error. For a field of several permitted types, the library reports one error per type."""
     details: list[Any] = list(error.errors(include_input=False, include_url=False))
     found = [_place(detail["loc"], values) for detail in details]
     index = max(range(len(found)), key=lambda each: (len(found[each][0]), -each))
@@ -302,7 +302,7 @@ def _rejection(error: ValidationError, values: Any) -> InvalidArgument:
 
 
 def _place(loc: Sequence[str | int], value: Any) -> tuple[list[str], Any]:
-    """The path through the sender's own value, without the names of types that the library puts between its steps.
+    """The path through the client's own value, without the type names that the library inserts between its steps.
 
     Also the value at its end; a key that is missing, or unknown, may be the last step.
     """

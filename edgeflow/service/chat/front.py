@@ -1,4 +1,4 @@
-"""The chat front process: bodies, templates, pictures and answers of chat. It may be killed at any time."""
+"""The chat front: the process of chat's bodies, templates, images and answers. It may be killed at any time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatRejected, ChatTo
 from edgeflow.ipc.messages import Message
 from edgeflow.ipc.packets import close_all, seal
 from edgeflow.service.chat.body import PrefixBody
+from edgeflow.service.chat.prompts import ChatText
 from edgeflow.service.chat.queue import ChatQueue
 from edgeflow.service.chat.routes import ChatFront, chat_routes
-from edgeflow.service.chat.text import ChatText
 from edgeflow.service.children.child import ServingChild, sealed
-from edgeflow.service.children.messages import ChatSocket, ChildMessage, Drain, Drained, Keep, KeptChat, WantSocket
+from edgeflow.service.children.messages import (
+    ChatSocket,
+    ChildMessage,
+    Drain,
+    Drained,
+    RequestSocket,
+    SavedState,
+    SaveState,
+)
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.http.answers import METRICS_TYPE, application
 from edgeflow.service.http.middleware import PREFIXES, InternalMiddleware
@@ -35,7 +43,7 @@ from edgeflow_client.reasons import Reason
 
 
 class ChatPort:
-    """The connection to the present worker, if any. listener: gets its messages, on the loop."""
+    """The connection to the present worker, if any. listener: receives its messages on the loop."""
 
     def __init__(self) -> None:
         self.listener: ChatQueue | None = None
@@ -52,7 +60,7 @@ class ChatPort:
             self._link.send(message)
 
     def attach(self, sock: socket.socket) -> None:
-        """Take a socket to a worker, in place of the one before; one that cannot be used is closed."""
+        """Replace the socket to the worker; a socket that cannot be used is closed."""
         self.close()
         link = self._link = WorkerLink(
             lambda message: self._receive(link, message), lambda: None, lambda _: self._lost(link)
@@ -95,7 +103,7 @@ async def serve(start: ChildStart) -> int:
 
 
 class ChatProcess(ServingChild):
-    """The composition. It begins to serve once the tokenizer is loaded and control has sent the tokens in force."""
+    """The process. It serves once the tokenizer is loaded and control has sent the tokens in force."""
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
         self.metrics = ChatMetrics()
@@ -119,7 +127,7 @@ class ChatProcess(ServingChild):
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
-            case KeptChat():
+            case SavedState():
                 restore(self.front, message.key, sealed(descriptors, MAX_KEPT_BYTES))
             case ChatSocket():
                 if len(descriptors) != 1:
@@ -132,11 +140,11 @@ class ChatProcess(ServingChild):
         self.queue.end_callers(self._authenticator.may_chat)
 
     def _keep(self, key: str, data: bytes) -> None:
-        """Have control keep data for the next chat front; what it cannot take is lost with this process."""
+        """Have control store data for the next chat front; if it cannot, the data is lost with this process."""
         kept = False
         if len(data) <= MAX_KEPT_BYTES:
             descriptor = seal(data)
-            kept = self._link.send(Keep(key), [descriptor])
+            kept = self._link.send(SaveState(key), [descriptor])
             close_all([descriptor])
         if not kept:
             self._log.event("prefix_not_kept", slot=key)
@@ -149,12 +157,12 @@ class ChatProcess(ServingChild):
         self._link.send(Drained())
 
     async def _check(self) -> None:
-        """End the requests of expired tokens; ask for a socket where the last one was lost."""
+        """End the requests of expired tokens; request a new socket if the last one was lost."""
         while True:
             await asyncio.sleep(CHECK_S)
             self.queue.end_callers(self._authenticator.may_chat)
             if not self._port.attached:
-                self._link.send(WantSocket())
+                self._link.send(RequestSocket())
 
     async def _end(self) -> None:
         await self._http.stop()
@@ -217,7 +225,7 @@ def prefix_routes(front: ChatFront) -> list[Route]:
 
 
 def restore(front: ChatFront, slot_id: str, data: bytes) -> None:
-    """Take over a change that an earlier chat front kept; one that no longer fits the configuration is ignored."""
+    """Restore a change stored by an earlier chat front; one that no longer fits the configuration is ignored."""
     text = front.text
     if text is None or slot_id not in text.slots:
         return

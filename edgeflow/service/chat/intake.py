@@ -1,4 +1,4 @@
-"""Bodies of chat requests: one large one in memory, and one parsed, at a time."""
+"""Bodies of chat requests: at most one large body is in memory, and one is parsed, at a time."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow_client.reasons import Reason
 
-SMALL_BYTES = 64 << 10  # from here on a body needs a turn; the server may have read a few times as much ahead
+SMALL_BYTES = 64 << 10  # a larger body needs a turn; the server may have read a few times as much ahead
 TURN_S = 2.0  # for the rest of a large body to arrive while others wait
 CHECK_S = 0.1
 
 
 class Intake:
-    """Reads and parses bodies. A large one is not read before its turn, which is waited for like the model's."""
+    """Reads and parses bodies. A large body is not read before its turn, which has the same limits as the model's."""
 
     def __init__(self, config: ServiceConfig, metrics: ChatMetrics) -> None:
         self._most = config.limits.http_body_bytes
@@ -29,7 +29,7 @@ class Intake:
         self._turn_s = config.chat.queue_ms / 1000
         self._metrics = metrics
         self._large = asyncio.Lock()
-        self._waiting = 0  # for their turn
+        self._waiting = 0  # requests that wait for their turn
         self._parsing = asyncio.Lock()
 
     @property

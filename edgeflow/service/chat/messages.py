@@ -1,4 +1,4 @@
-"""The parts of a conversation: turns, tools, and the format of the answer."""
+"""The parts of a conversation in a request body: messages, tools, and the format of the answer."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ MAX_CALLS = 64
 MAX_ARGUMENTS = 64 << 10  # characters
 MAX_ARGUMENT_VALUES = 4096
 MAX_TOOLS = 64
-KIND = "kind"  # of errors: the value is of none of several permitted kinds; `kind.KEY`: because of this key
-TAG = "\0"  # begins the name of a kind in a path, where a key of the client's may have the same name
+KIND = "kind"  # error type: the value has none of the permitted types; `kind.KEY`: because of this key
+TAG = "\0"  # prefix of a type's name in an error path, so that no key of a client can equal it
 TEXT, LIST = f"{TAG}text", f"{TAG}list"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 Schema: TypeAlias = dict[str, Any]
 
 
 class OneUnknownKey(BaseModel):
-    """An object whose keys are checked one by one: the library would describe every unknown one of them.
+    """An object of which only the first unknown key is reported: the library would describe each of them.
 
-    null stands for the default of an optional key, and says nothing under an unknown one.
+    null means the default of an optional key, and is ignored under an unknown key.
     """
 
     @model_validator(mode="before")
     @classmethod
     def _one_unknown_key(cls, values: Any) -> Any:
-        """The same values without such nulls, and with the first of their unknown keys only."""
+        """The values without ignored nulls, and with only the first unknown key."""
         if not isinstance(values, dict):
             return values
         known = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
@@ -62,16 +62,15 @@ class OneUnknownKey(BaseModel):
 
 
 class ClientObject(OneUnknownKey):
-    """Base of every object a client sends: unknown keys, NaN and values of the wrong type are rejected.
-
-    Lists of objects fail fast.
+    """The base of every object a client sends. Unknown keys, NaN and values of the wrong type are rejected, and lists
+    are checked up to their first error only.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class OnlyValues:
-    """Marks a field of OpenAI's API that is not served: null and these values, which ask for nothing, are accepted."""
+    """Marks an unsupported field of OpenAI's API. null and these values, which have no effect, are accepted."""
 
     def __init__(self, *values: Any) -> None:
         self._values = values
@@ -106,7 +105,7 @@ def tag_of(kind: type[BaseModel]) -> str:
 
 
 def text_or_list(of: str) -> Discriminator:
-    """Chooses between a text (TEXT) and a list (LIST). of: what the list holds."""
+    """Chooses between a text (TEXT) and a list (LIST). of: the elements of the list, for messages."""
 
     def tag(value: Any) -> str | None:
         return TEXT if isinstance(value, str) else LIST if isinstance(value, list) else None
@@ -115,7 +114,7 @@ def text_or_list(of: str) -> Discriminator:
 
 
 def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema, which null satisfies too."""
+    """The schema extended by null."""
     null = {"type": "null"}
     if null in schema.get("anyOf", ()):
         return schema

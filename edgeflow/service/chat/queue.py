@@ -1,7 +1,7 @@
-"""The queue of chat requests: one runs at the worker, a bounded number waits.
+"""The queue of chat requests: one runs in the worker, a bounded number waits.
 
-First come, first served; a request that waits longer than `chat.queue_ms` is rejected with Retry-After. A request whose
-client disconnects is stopped at the worker within one step.
+First come, first served. A request that waits longer than `chat.queue_ms` is rejected with Retry-After. When a client
+disconnects, its request is stopped in the worker within one step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edgeflow.ipc.chat_messages import (
     SetPrefix,
 )
 from edgeflow.ipc.messages import Message
-from edgeflow.service.faults import error_of_code, no_worker
+from edgeflow.service.errors import error_of_code, no_worker
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ChatMetrics
 from edgeflow.service.security.auth import Caller
@@ -42,8 +42,8 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 
-PATIENCE_S = 1.0  # with the reader of an answer, in all, while others wait; they wait 2 s (`chat.queue_ms`)
-MAX_WAITING_BYTES = 128 << 20  # pictures of requests that wait for their turn
+PATIENCE_S = 1.0  # total wait for the reader of an answer while others are queued, by default for 2 s (`chat.queue_ms`)
+MAX_WAITING_BYTES = 128 << 20  # images of requests that wait for their turn
 Answer: TypeAlias = ChatToken | ChatDone
 
 
@@ -52,11 +52,11 @@ class QueueTurn:
     """The right to be answered now."""
 
     asked_ns: int
-    """When the request arrived, later when its last answer ended."""
+    """The time at which the request arrived; after its first choice, the end of the last one."""
     started_ns: int
     caller: Caller
     unread_ns: int = 0
-    """How long it has waited for its reader."""
+    """Total wait for its reader."""
 
     @property
     def waited_ns(self) -> int:
@@ -71,12 +71,12 @@ class _Waiting:
     caller: Caller
     turn: asyncio.Future[None]
     size: int
-    """Bytes of its pictures."""
+    """Bytes of its images."""
 
 
 @dataclass(slots=True)
 class _Ticket:
-    """A request at the worker, with its unread answers."""
+    """A request in the worker, with its unread answers."""
 
     caller: Caller
     answers: asyncio.Queue[Answer | Exception] = field(default_factory=asyncio.Queue)
@@ -96,7 +96,7 @@ class ChatQueue:
         self._log = log
         self._tickets: dict[int, _Ticket] = {}
         self._waiting: deque[_Waiting] = deque()
-        self._wanted = asyncio.Event()  # set while there are any
+        self._wanted = asyncio.Event()  # set while any request waits
         self._changes: dict[int, asyncio.Future[None]] = {}
         self._changed: dict[str, Sequence[int]] = {}  # prefixes that differ from the configuration's
         self._busy = False
@@ -112,11 +112,11 @@ class ChatQueue:
         named = {"model": ready.model, "family": ready.family, "numbers": ready.numbers, "draft": ready.draft}
         limits = {"length": ready.length, "capacity": ready.capacity}
         self._log.event("chat_ready", **named, **limits, **memory)
-        for slot, ids in self._changed.items():  # a new worker starts with the configuration's
+        for slot, ids in self._changed.items():  # a new worker starts with the prefixes of the configuration
             self._send(SetPrefix(self._number(), slot, list(ids)))
 
     def worker_message(self, message: ChatToken | ChatDone | ChatRejected | PrefixSet) -> None:
-        if isinstance(message, ChatRejected) and message.code == Internal.code:  # nothing that the client can mend
+        if isinstance(message, ChatRejected) and message.code == Internal.code:  # not the client's fault: count it
             self.metrics.rejected.labels(message.reason).inc()
             self._log.event("chat_failed", reason=message.reason)
         answer: Answer | EdgeflowError | PrefixSet
@@ -130,7 +130,7 @@ class ChatQueue:
             self._tickets[message.request].answers.put_nowait(answer)
 
     def worker_lost(self) -> None:
-        """The running request is lost; unlike a robot's session it is not resumed, the client must repeat it."""
+        """The running request is lost. Unlike a robot's session it is not resumed: the client must repeat it."""
         self.ready = None
         self._fail(no_worker("no chat model is ready"))
 
@@ -151,7 +151,7 @@ class ChatQueue:
                 ticket.answers.put_nowait(_revoked())
 
     async def finish(self, timeout_ms: int) -> None:
-        """Wait until nothing runs; end what still runs at the timeout."""
+        """Wait until no request runs; at the timeout, end the one that still does."""
         if self._busy:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout_ms / 1000)
@@ -160,7 +160,7 @@ class ChatQueue:
     # Calls for clients.
 
     def check(self) -> ChatReady:
-        """The model that answers; Unavailable if there is none."""
+        """The loaded model; Unavailable without one."""
         if self.draining:
             raise Unavailable("the service is stopping", reason=Reason.DRAINING)
         if self.ready is None:
@@ -169,9 +169,9 @@ class ChatQueue:
 
     @contextlib.asynccontextmanager
     async def turn(self, caller: Caller, size: int = 0) -> AsyncIterator[QueueTurn]:
-        """Wait for a turn, which passes on at the end. ResourceExhausted if too many wait, or one waits too long.
+        """Wait for a turn, which ends with the context. ResourceExhausted if too many wait, or one waits too long.
 
-        size: bytes that the request holds meanwhile.
+        size: bytes that the request holds while it waits.
         """
         asked_ns = self.clock.now_ns()
         await self._turn(caller, size)
@@ -201,10 +201,10 @@ class ChatQueue:
                 self._send(ChatStop(number, cancelled=True))
 
     async def wait_for_reader(self, room: Callable[[], Coroutine[None, None, None]], turn: QueueTurn) -> None:
-        """Wait for `room`, until the time limit of the answers (DeadlineExceeded).
+        """Wait for `room`, up to the time limit of the answers (DeadlineExceeded).
 
-        Others need not wait for a reader: once the turn has waited PATIENCE_S for its own in all, it ends as soon as
-        another request waits (ResourceExhausted).
+        A slow reader must not block the queue: after PATIENCE_S of waiting in total, the turn ends as soon as another
+        request waits (ResourceExhausted).
         """
         began_ns = self.clock.now_ns()
         reader = asyncio.create_task(room())
@@ -284,7 +284,7 @@ class ChatQueue:
         if len(self._waiting) >= self.config.queue:
             raise self._full(f"{self.config.queue} requests are already waiting", Reason.QUEUE_FULL)
         if size + sum(waiting.size for waiting in self._waiting) > MAX_WAITING_BYTES:
-            why = f"the pictures of waiting requests exceed {MAX_WAITING_BYTES} bytes"
+            why = f"the images of waiting requests exceed {MAX_WAITING_BYTES} bytes"
             raise self._full(why, Reason.QUEUE_FULL)
         loop = asyncio.get_running_loop()
         turn = loop.create_future()
@@ -296,7 +296,7 @@ class ChatQueue:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()
+                self._pass_on()  # the turn came in the moment in which the client left
             raise
         finally:
             late.cancel()

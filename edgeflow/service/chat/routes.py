@@ -20,12 +20,12 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
 from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
-from edgeflow.service.chat.calls import CallReader
+from edgeflow.service.chat.formats import ChatFormat, TextFormat
 from edgeflow.service.chat.intake import Intake
+from edgeflow.service.chat.prompts import ChatText
 from edgeflow.service.chat.queue import ChatQueue, QueueTurn
 from edgeflow.service.chat.schemas import Wanted
-from edgeflow.service.chat.shapes import ChatShape, TextShape
-from edgeflow.service.chat.text import ChatText
+from edgeflow.service.chat.tool_calls import CallReader
 from edgeflow.service.http.answers import CALLER, REQUEST_ID, error_body, unless_gone
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import EdgeflowError, RequestError, Unavailable
@@ -47,13 +47,13 @@ class EventQueue:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, produce: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine that puts the events; its end is that of the stream."""
+        """Run the coroutine that adds the events; the stream ends with it."""
         self._task = asyncio.create_task(produce, name="chat-answer")
         self._task.add_done_callback(lambda _: self._some.set())
 
     @property
     def full(self) -> bool:
-        """True if the reader has to take something before more may be put."""
+        """True if the reader must take events before more may be added."""
         return self._size >= self._most
 
     async def room(self) -> None:
@@ -87,7 +87,7 @@ class EventQueue:
                 return
 
     async def close(self) -> None:
-        """End the task, and wait until it has passed on its turn."""
+        """Cancel the task, and wait until it has released its turn."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -117,7 +117,7 @@ class _ValidatedRequest:
     body: ChatBody | CompletionBody
     wanted: Wanted
     """The schema of its answers."""
-    shape: ChatShape | TextShape
+    shape: ChatFormat | TextFormat
     """The format of its answers."""
 
     @property
@@ -127,14 +127,14 @@ class _ValidatedRequest:
 
     @property
     def size(self) -> int:
-        """Bytes of its pictures."""
+        """Bytes of its images."""
         return sum(len(message.payload) for message in self.messages)
 
 
 class ChatFront:
-    """The parts that the routes need. `text` is None if no chat model is configured.
+    """The state shared by the routes. `text` is None if no chat model is configured.
 
-    keep: remembers data under a key for the next chat front. unread_bytes: of a streamed answer, at most.
+    keep: stores data under a key for the next chat front. unread_bytes: the most unread bytes of a streamed answer.
     """
 
     def __init__(self, config: ServiceConfig, queue: ChatQueue, keep: Keep) -> None:
@@ -178,8 +178,8 @@ class ChatFront:
             prompts = await asyncio.to_thread(text.text_prompts, body, slot)
         wanted, limits = body.schema_wanted, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
         messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
-        shape_of = ChatShape if isinstance(body, ChatBody) else TextShape
-        shape = shape_of(request_id, int(time.time()), ready.model, text.tokenizer)
+        format_of = ChatFormat if isinstance(body, ChatBody) else TextFormat
+        shape = format_of(request_id, int(time.time()), ready.model, text.tokenizer)
         return _ValidatedRequest(caller, messages, body, wanted, shape)
 
     async def pieces(self, asked: _ValidatedRequest, index: int, turn: QueueTurn) -> AsyncGenerator[Piece, None]:
@@ -204,8 +204,8 @@ class ChatFront:
 
 
 def _long_limits(ready: ChatReady) -> dict[str, Any]:
-    """The limits of slots with a memory, for /v1/models; empty without a gate. from_tokens: the shortest prompt that is
-    folded.
+    """The limits of slots with a memory, for /v1/models; empty without a memory gate. from_tokens: the shortest prompt
+    of which a part is folded.
     """
     long = ready.long
     if long is None:
@@ -257,7 +257,7 @@ async def _answer(front: ChatFront, request: Request, kind: type[ChatBody | Comp
 
 
 class _Streamed(StreamingResponse):
-    """Server-sent events; whatever becomes of the reader, the answer ends with the response."""
+    """Server-sent events. The answer ends with the response, even if the reader disconnects."""
 
     def __init__(self, outgoing: EventQueue) -> None:
         super().__init__(_sent(outgoing), media_type="text/event-stream")
@@ -281,7 +281,7 @@ async def _collect(front: ChatFront, asked: _ValidatedRequest) -> dict[str, Any]
 
 
 async def _stream(front: ChatFront, asked: _ValidatedRequest, outgoing: EventQueue) -> None:
-    """Put the events of all choices. The turn ends with the last token, or soon if the reader stops."""
+    """Add the events of all choices. The turn ends with the last token, or soon after the reader stops."""
     dones: list[ChatDone] = []
     async with front.queue.turn(asked.caller, asked.size) as turn:
         for index in asked.choices:
@@ -311,7 +311,7 @@ async def _chunks(
 
 
 async def _sent(outgoing: EventQueue) -> AsyncIterator[bytes]:
-    """The events of a stream; an error on the way becomes its last event."""
+    """The events of a stream; a later error becomes its last event."""
     try:
         async for chunk in outgoing.chunks():
             yield chunk

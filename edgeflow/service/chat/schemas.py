@@ -14,7 +14,7 @@ from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 
 MAX_SCHEMA_BYTES = 64 << 10
-MAX_NAME = 64  # characters of a name that an answer repeats
+MAX_NAME = 64  # characters of a client's name that an error repeats
 FORMATS = frozenset(["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"])
 """Formats that answers keep. Others (binary, password, path, int32, …) are annotations and are dropped."""
 _REJECTED = ("pattern", "patternProperties", "x-guidance")
@@ -49,7 +49,7 @@ NO_SCHEMA = Wanted()
 
 
 def format_schema(wanted: ResponseFormat | None) -> Wanted:
-    """The schema of an answer that is not a call."""
+    """The schema of an answer without a call."""
     if isinstance(wanted, SchemaFormat):
         field = "response_format.json_schema.schema"
         schema = wanted.json_schema.schema_
@@ -91,8 +91,9 @@ def _text(schema: Schema, field: str) -> str:
 
 
 def _check(schema: Schema, field: str) -> None:
-    """InvalidArgument if following it would mean running a client's regular expressions, resolving references that
-    lead outside or nowhere, or long work."""
+    """InvalidArgument if the schema has regular expressions, references that lead outside or nowhere, or would cost too
+    much work.
+    """
     for key in _DEFINITIONS:
         if not isinstance(schema.get(key, {}), dict):
             raise InvalidArgument(f"{key} must be an object", field=field, reason=Reason.SCHEMA)
@@ -120,7 +121,7 @@ def _starts(schema: Schema) -> list[Any]:
 
 
 def _same_as(root: Schema, schema: Any) -> Any:
-    """The schema to which this one refers, also as its only alternative; None if it says something itself."""
+    """The schema to which this one refers, also as its only alternative; None if it has keywords besides."""
     if not isinstance(schema, dict):
         return None
     reference = schema.get("$ref")

@@ -1,4 +1,4 @@
-"""A child process: its socket to control, its log, and its life from start to end, whatever it serves."""
+"""The common part of all child processes: the socket to control, the log, start and end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edgeflow.service.children.messages import (
     MUST_TAKE,
     AccessPolicy,
     ActDone,
-    Beat,
     ChildFailed,
     ChildMessage,
+    Heartbeat,
     LogEvent,
     RobotActed,
     Serving,
@@ -31,7 +31,7 @@ from edgeflow.service.security.auth import ENTRIES, Authenticator
 from edgeflow_client.errors import StartError, WorkerError
 
 BEAT_S = 0.25
-PER_TURN = 16  # messages handled before the loop gets its turn
+PER_TURN = 16  # messages per turn of the loop
 
 Receive = Callable[[Any, list[int]], None]
 NO_MEMORY_EXIT = 70
@@ -43,7 +43,7 @@ class ControlLink:
     """The connection to control; runs on the loop between `start` and `close`.
 
     received: called with each message and its descriptors, which it must close. gone: called once when control is gone,
-    or when this process cannot take a message that it must take: control ends it then.
+    or when this process cannot accept a required message: control then ends it.
     """
 
     def __init__(self, sock: socket.socket, received: Receive, gone: Callable[[], None]) -> None:
@@ -54,7 +54,7 @@ class ControlLink:
         self._beat: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to listen and to beat."""
+        """Start listening and sending heartbeats."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._packets.fileno(), self._read)
         self._beats()
@@ -77,7 +77,7 @@ class ControlLink:
         self._packets.close()
 
     def _beats(self) -> None:
-        self.send(Beat())
+        self.send(Heartbeat())
         if self._loop is not None:
             self._beat = self._loop.call_later(BEAT_S, self._beats)
 
@@ -91,7 +91,7 @@ class ControlLink:
             if isinstance(lack.message, MUST_TAKE):
                 self._give_up(lack)
             elif isinstance(lack.message, ActDone | RobotActed):
-                self._pass_on(lack.message, [])  # its client must hear something
+                self._pass_on(lack.message, [])  # so that its client gets an error instead of a timeout
         except EOFError:
             self._give_up(None)
         except WorkerError as error:
@@ -110,7 +110,7 @@ class ControlLink:
                 self.event("incident", **incident_values("message of control", error))
 
     def _give_up(self, error: Exception | None) -> None:
-        """Close the socket, at whose end control kills this process."""
+        """Close the socket; control then kills this process."""
         if error is not None:
             self.event("incident", **incident_values("socket to control", error))
         self.close()
@@ -118,14 +118,14 @@ class ControlLink:
 
 
 class ChildLog(Log):
-    """The log of a child: lines go to control, which writes them; they are lost if control does not read."""
+    """The log of a child. Control writes the lines; they are lost if control does not read."""
 
     def __init__(self, link: ControlLink, now_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__(lambda: int(now_s()))
         self._link = link
 
     def incident(self, where: str, error: BaseException) -> str:
-        """Log an unexpected exception. Without memory the process ends: control starts another one."""
+        """Log an unexpected exception. After a MemoryError the process ends, and control starts another one."""
         number = super().incident(where, error)
         if isinstance(error, MemoryError):
             os._exit(NO_MEMORY_EXIT)
@@ -136,9 +136,9 @@ class ChildLog(Log):
 
 
 class ServingChild:
-    """It loads, hears from control what it must know, serves, and ends with control; subclasses say how.
+    """The base of a child process: it loads, waits for required messages of control, serves, and ends with control.
 
-    wanted: messages of control without which it does not serve.
+    wanted: types of messages that it must have received before it serves.
     """
 
     def __init__(self, start: ChildStart, metrics: ProcessMetrics, wanted: set[type] | None = None) -> None:
@@ -176,18 +176,18 @@ class ServingChild:
         self._over.set()
 
     async def _load(self) -> None:
-        """Load what serving needs; messages of control wait. StartError ends the start of the service."""
+        """Load everything needed for serving; messages of control wait. A StartError fails the start of the service."""
 
     def _serve(self) -> None:
         """Begin to accept requests."""
         raise NotImplementedError
 
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
-        """Handle a message; descriptors that remain in the list are closed."""
+        """Handle a message; descriptors left in the list are closed."""
         raise NotImplementedError
 
     def _credentials_changed(self) -> None:
-        """Other tokens are in force."""
+        """The tokens in force have changed."""
 
     async def _end(self) -> None:
         """Stop serving; idempotent."""

@@ -22,7 +22,7 @@ from edgeflow.service.children.start import (
     Kill,
     NotForked,
 )
-from edgeflow.service.host.held import Spare
+from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn, until_ended
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.timeouts import StartLimits
@@ -36,14 +36,14 @@ WITH_SERVER = "ended with the fork server"
 
 
 class Forks:
-    """Launches children, all of them from one fork server, which is replaced when it is lost. Use it on the loop."""
+    """Launches children from one fork server, which is replaced if it is lost. Use it on the loop."""
 
     def __init__(self, config: ServiceConfig, log: EventLog) -> None:
         self._roles = (GATEWAY, ROBOTS, *((CHAT,) if config.chat_path is not None else ()))
-        self._every_cpu = bool(config.realtime.front_cpus)  # which this process has when the server starts
+        self._every_cpu = bool(config.realtime.front_cpus)  # the server inherits control's CPUs, which children leave
         self._log = log
         self._config = config.model_dump_json().encode()
-        self._settings = -1  # their descriptor
+        self._settings = -1  # descriptor of the sealed configuration
         self._next = Spare("child process", lambda: SocketPair(*packet_pair()), log)
         self._loads = StartLimits(FIRST_LOAD_S)
         self._one = asyncio.Lock()
@@ -66,9 +66,9 @@ class Forks:
             return LaunchedChild(pair.ours, ForkedProcess(server, pid))
 
     async def close(self) -> None:
-        """End the server, and with it every child; give up what is held; idempotent."""
+        """End the server and with it every child, and release the spare descriptors; idempotent."""
         if self._server is not None:
-            await self._server.bury()
+            await self._server.reap()
             self._server = None
         self._next.close()
         if self._settings >= 0:
@@ -76,7 +76,7 @@ class Forks:
             self._settings = -1
 
     async def _fork(self, server: _ForkServer, message: Fork, descriptors: Sequence[int]) -> int:
-        """The new child's process id; the first answer waits until the server has loaded."""
+        """The process id of a new child. The first answer comes once the server has loaded."""
         if server.answered:
             return await server.fork(message, descriptors, ANSWER_S)
         began_s = time.monotonic()
@@ -89,10 +89,10 @@ class Forks:
         return pid
 
     async def _present(self) -> _ForkServer:
-        """The server, a new one if the one before is lost."""
+        """The server; a new one if the last one is lost."""
         server = self._server
-        if server is not None and server.over:
-            ended = await server.bury()
+        if server is not None and server.is_lost:
+            ended = await server.reap()
             self._log.event("child_lost", child="forks", ended=ended)
             server = None
         if server is None:
@@ -116,10 +116,10 @@ class Forks:
 
 
 class _ForkServer:
-    """A running fork server. over: it is lost, and its children with it."""
+    """A running fork server. is_lost: it has ended, and with it its children."""
 
     def __init__(self, packets: Packets[ForkMessage], process: SpawnedProcess) -> None:
-        self.over = False
+        self.is_lost = False
         self.answered = False
         self._packets = packets
         self._process = process
@@ -128,8 +128,8 @@ class _ForkServer:
         asyncio.get_running_loop().add_reader(packets.fileno(), self._read)
 
     async def fork(self, message: Fork, descriptors: Sequence[int], limit_s: float) -> int:
-        """The new child's process id; OSError if there is none. A server that does not answer in time is killed."""
-        if self.over or not self._packets.send(message, descriptors):
+        """The process id of a new child; OSError if that fails. A server that does not answer in time is killed."""
+        if self.is_lost or not self._packets.send(message, descriptors):
             self.end()
             raise ConnectionError("the fork server is lost")
         self._answer = asyncio.get_running_loop().create_future()
@@ -139,7 +139,7 @@ class _ForkServer:
             self.end()
             raise TimeoutError("the fork server does not answer") from None
         except asyncio.CancelledError:
-            self.end()  # or its answer would be taken for that of the next request
+            self.end()  # otherwise its late answer would be taken for that of the next request
             raise
         finally:
             self._answer = None
@@ -147,12 +147,12 @@ class _ForkServer:
 
     def kill(self, pid: int) -> None:
         """Kill a child."""
-        if not self.over and not self._packets.send(Kill(pid)):
+        if not self.is_lost and not self._packets.send(Kill(pid)):
             self.end()
 
     def ended(self, pid: int) -> str | None:
         """How a child ended; None while it runs."""
-        return self._ended.get(pid, WITH_SERVER if self.over else None)
+        return self._ended.get(pid, WITH_SERVER if self.is_lost else None)
 
     def forget(self, pid: int) -> None:
         """Forget how a child ended."""
@@ -160,23 +160,23 @@ class _ForkServer:
 
     def end(self) -> None:
         """Kill the server; its children die with it."""
-        if self.over:
+        if self.is_lost:
             return
-        self.over = True
+        self.is_lost = True
         asyncio.get_running_loop().remove_reader(self._packets.fileno())
         self._packets.close()
         self._process.kill()
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError("the fork server is lost"))
 
-    async def bury(self) -> str:
-        """End the server, and wait; returns how it ended."""
+    async def reap(self) -> str:
+        """End the server and wait; returns how it ended."""
         self.end()
         return await self._process.wait(KILL_WAIT_S) or f"still running {KILL_WAIT_S:g} s after SIGKILL"
 
     def _read(self) -> None:
         try:
-            while not self.over and (found := self._packets.receive()) is not None:
+            while not self.is_lost and (found := self._packets.receive()) is not None:
                 close_all(found[1])
                 self._take(found[0])
         except (EOFError, WorkerError):
@@ -219,5 +219,5 @@ class ForkedProcess:
     async def wait(self, timeout_s: float) -> str | None:
         """Wait for its end; returns how it ended, or None if it still runs after the timeout."""
         if await until_ended(self, timeout_s) is None and self._killed:
-            self._server.end()  # which does not do as it is told
+            self._server.end()  # it did not kill the child, so that only its own end helps
         return self.ended

@@ -24,12 +24,12 @@ KILL_WAIT_S = 1.0
 ROBOTS_RECEIVE_BYTES = 1 << 20  # for two raw images to arrive without a pause; there are few robots
 PREFIX = "edgeflow-"
 SOCKET = "chat"
-YOUNG_S = 60.0  # a folder of this age may belong to a service that does not listen yet
+YOUNG_S = 60.0  # a younger folder may belong to a service that does not listen yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRole:
-    """A child's name, the socket it serves, where the chat front is ("" without chat), and its memory limit."""
+    """A child's name, its listening socket, the chat front's path ("" without chat), and its memory limit."""
 
     name: str
     listener: socket.socket
@@ -61,7 +61,7 @@ class SocketPair:
 
 
 def make_private_folder() -> Path:
-    """A new folder that only this user may enter; abandoned ones are removed. OSError where none can be made."""
+    """A new folder that only this user may enter; abandoned ones are removed. OSError if it cannot be created."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     with contextlib.suppress(OSError):
         for other in folder.parent.glob(f"{PREFIX}*"):
@@ -70,13 +70,13 @@ def make_private_folder() -> Path:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder of this user's that holds a socket on which nobody listens, and nothing else."""
+    """Remove a folder of this user that contains only a socket on which no process listens."""
     with contextlib.suppress(OSError):
         status = folder.lstat()
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
         if not ours or time.time() - status.st_mtime < YOUNG_S:
             return
-        if os.listdir(folder) == [SOCKET] and _is_abandoned(folder / SOCKET):  # noqa: PTH208 - names alone
+        if os.listdir(folder) == [SOCKET] and _is_abandoned(folder / SOCKET):  # noqa: PTH208 - only names
             (folder / SOCKET).unlink()
             folder.rmdir()
 

@@ -17,8 +17,8 @@ from edgeflow_client.errors import RETRY_AFTER_MS, EdgeflowError, RequestError, 
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
-ACTS_AT_ONCE = 16  # observations that the gateway may have at control: its credit
-NUMBER = "d"  # of a chunk where they are sealed: a 64-bit float
+ACTS_AT_ONCE = 16  # the gateway's credit: observations that control answers at the same time
+NUMBER = "d"  # type code of sealed chunk values: a 64-bit float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class ChatSocket:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptChat:
+class SavedState:
     """Control → chat front, at its start: what an earlier one kept for it. Sealed: the data."""
 
     key: str
@@ -150,7 +150,7 @@ class RobotRejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Child → control, several times per second: its loop runs."""
 
 
@@ -182,14 +182,14 @@ class LogEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class SaveState:
     """Chat front → control: keep this for the next chat front. Sealed: the data, opaque to control; empty = forget."""
 
     key: str
 
 
 @dataclass(frozen=True, slots=True)
-class WantSocket:
+class RequestSocket:
     """Chat front → control: it has no socket to a worker; answered by ChatSocket if there is one."""
 
 
@@ -266,7 +266,7 @@ ToChild: TypeAlias = (
     | Models
     | Drain
     | ChatSocket
-    | KeptChat
+    | SavedState
     | ActDone
     | ActRejected
     | RobotOpened
@@ -274,13 +274,13 @@ ToChild: TypeAlias = (
     | RobotRejected
 )
 FromChild: TypeAlias = (
-    Beat
+    Heartbeat
     | Serving
     | ChildFailed
     | Drained
     | LogEvent
-    | Keep
-    | WantSocket
+    | SaveState
+    | RequestSocket
     | MetricsSnapshot
     | Act
     | ActCancel
@@ -292,7 +292,7 @@ MUST_TAKE = (
     AccessPolicy,
     Certificates,
     ChatSocket,
-    KeptChat,
+    SavedState,
 )  # a child that cannot take one of these ends; its successor will
 
 CODING: Coding[ChildMessage] = Coding(ChildMessage.__args__)

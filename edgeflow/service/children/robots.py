@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from edgeflow.ipc.packets import close_all
-from edgeflow.service.children.checked import checked_frame, checked_open
-from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.checks import checked_frame, checked_open
 from edgeflow.service.children.messages import (
     CloseRobot,
     FromRobots,
@@ -20,9 +19,10 @@ from edgeflow.service.children.messages import (
     RobotRejected,
 )
 from edgeflow.service.children.single_actions import send_numbers
+from edgeflow.service.children.supervisor import ChildSupervisor
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Authenticator
-from edgeflow.service.sessions.forced import Forced
+from edgeflow.service.sessions.forced_faults import ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.runner import SessionRunner
@@ -38,13 +38,13 @@ from edgeflow_client.errors import (
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Command, Disposition
 
-MOST_SESSIONS = 512  # of the process, those that are being opened included
-RESEND_S = 0.005  # between attempts to send what the process could not take
+MOST_SESSIONS = 512  # per process, including those that are being opened
+RESEND_S = 0.005  # between attempts to send answers again
 Answer = RobotOpened | RobotActed | RobotRejected
 
 
 class RobotSessions:
-    """Sessions by the numbers that the robots' process gave them; runs on the loop.
+    """Sessions by the robots' process's numbers; runs on the loop.
 
     They are admitted, planned, observed and ended like every robot's.
     """
@@ -56,12 +56,12 @@ class RobotSessions:
         self._opened = 0  # since the start
         self._robots: dict[int, _Robot] = {}
 
-    def take(self, keeper: Keeper, message: FromRobots, descriptors: list[int]) -> None:
-        """Handle a message; WorkerError if it is none that the robots' process sends."""
+    def take(self, supervisor: ChildSupervisor, message: FromRobots, descriptors: list[int]) -> None:
+        """Handle a message; WorkerError if the robots' process may not send it."""
         try:
             match message:
                 case OpenRobot():
-                    self._open(keeper, message)
+                    self._open(supervisor, message)
                 case ObserveRobot():
                     if (robot := self._robots.get(message.session)) is not None:
                         robot.observe(message, descriptors)
@@ -74,36 +74,36 @@ class RobotSessions:
         finally:
             close_all(descriptors)
 
-    def lost_message(self, keeper: Keeper, message: ObserveRobot) -> None:
-        """An observation came without its pixels: this process has no room for their descriptor."""
+    def lost_message(self, supervisor: ChildSupervisor, message: ObserveRobot) -> None:
+        """An observation arrived without its pixels, because this process has no free descriptor for them."""
         text = "no memory for another observation"
         error = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-        keeper.send(_rejected(message.session, message.seq, error))
+        supervisor.send(_rejected(message.session, message.seq, error))
 
     def lost(self) -> None:
-        """The robots' process is gone, and its connections with it: their sessions end."""
+        """The robots' process is gone and with it all connections: end their sessions."""
         robots, self._robots = self._robots, {}
         for robot in robots.values():
             robot.close()
 
-    def _open(self, keeper: Keeper, message: OpenRobot) -> None:
+    def _open(self, supervisor: ChildSupervisor, message: OpenRobot) -> None:
         if message.session in self._robots:
             raise WorkerError("the robots' process repeats the number of a session")
         if len(self._robots) >= MOST_SESSIONS:
             text = "too many sessions are open or being opened"
             busy = ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
-            keeper.send(_rejected(message.session, 0, busy))
+            supervisor.send(_rejected(message.session, 0, busy))
             return
         self._opened += 1
-        forced = Forced(self._plane.config.frontends.faults, self._opened)
+        forced = ForcedFaults(self._plane.config.frontends.faults, self._opened)
         self._robots[message.session] = _Robot(
             message,
             plane=self._plane,
             authenticator=self._authenticator,
             log=self._log,
-            keeper=keeper,
+            supervisor=supervisor,
             forced=forced,
-            over=self._forget,
+            on_end=self._forget,
         )
 
     def _forget(self, robot: _Robot) -> None:
@@ -121,18 +121,18 @@ class _Robot:
         plane: ControlPlane,
         authenticator: Authenticator,
         log: Log,
-        keeper: Keeper,
-        forced: Forced,
-        over: Callable[[_Robot], None],
+        supervisor: ChildSupervisor,
+        forced: ForcedFaults,
+        on_end: Callable[[_Robot], None],
     ) -> None:
         self.number = message.session
         self._plane = plane
         self._authenticator = authenticator
         self._log = log
-        self._keeper = keeper
-        self._process = keeper.restarts  # a later one knows nothing of this session
+        self._supervisor = supervisor
+        self._process = supervisor.restarts  # a later one knows nothing of this session
         self._forced = forced
-        self._over = over
+        self._on_end = on_end
         self._runner: SessionRunner | None = None
         self._unsent: list[Answer] = []
         self._resend: asyncio.TimerHandle | None = None
@@ -144,7 +144,7 @@ class _Robot:
         """Offer an observation to the session."""
         runner = self._runner
         if runner is None or runner.session.ended is not None or self._closed:
-            return  # its end is on the way
+            return  # the message with its end is on the way
         if message.seq <= self._seq:
             raise WorkerError("the robots' process repeats the number of an observation")
         self._seq = message.seq
@@ -190,7 +190,7 @@ class _Robot:
         finally:
             if self._closed and self._resend is not None:
                 self._resend.cancel()
-            self._over(self)
+            self._on_end(self)
 
     async def _open(self, message: OpenRobot) -> SessionRunner:
         if not self._authenticator.may_control(message.caller):
@@ -216,7 +216,7 @@ class _Robot:
         )
 
     def _send(self, answer: Answer) -> None:
-        """Send an answer; while the process takes nothing, the newest one of an observation waits for it."""
+        """Send an answer; while the process does not read, the newest answer of an observation waits."""
         if isinstance(answer, RobotActed):
             self._unsent = [each for each in self._unsent if not isinstance(each, RobotActed)]
         self._unsent.append(answer)
@@ -225,18 +225,22 @@ class _Robot:
 
     def _flush(self) -> None:
         self._resend = None
-        while self._unsent and self._keeper.restarts == self._process:
+        while self._unsent and self._supervisor.restarts == self._process:
             answer = self._unsent[0]
-            sent = send_numbers(self._keeper, answer) if isinstance(answer, RobotActed) else self._keeper.send(answer)
+            sent = (
+                send_numbers(self._supervisor, answer)
+                if isinstance(answer, RobotActed)
+                else self._supervisor.send(answer)
+            )
             if not sent:
-                if self._keeper.lives and self._keeper.restarts == self._process and not self._closed:
+                if self._supervisor.is_running and self._supervisor.restarts == self._process and not self._closed:
                     self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._flush)
                 return
             del self._unsent[0]
 
 
 def answers_of(number: int, events: list[Event]) -> list[Answer]:
-    """The answers for the robots' process: the action of each frame, or why it gets none."""
+    """The answers for the robots' process: the action of each frame, or the reason that it gets none."""
     safe = next((each for each in events if isinstance(each, ActionEvent) and each.command is not Command.ACT), None)
     answers: list[Answer] = []
     for event in events:
@@ -258,7 +262,7 @@ def answers_of(number: int, events: list[Event]) -> list[Answer]:
 
 
 def _command(event: StatusEvent, safe: ActionEvent | None) -> str:
-    """The command for a robot whose frame gets no action; "" where the frame was at fault."""
+    """The command for a robot whose frame gets no action; "" if the frame itself was at fault."""
     if event.reason == Reason.FAULT:
         return Command.STOP.value
     if safe is not None:

@@ -1,4 +1,4 @@
-"""Control's side of single observations, over HTTP: each becomes a session of one frame."""
+"""Control's side of single observations over HTTP: each becomes a session of one frame."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from array import array
 from dataclasses import replace
 
 from edgeflow.ipc.packets import Sealed, close_all, seal
-from edgeflow.service.children.checked import checked_frame, checked_open
-from edgeflow.service.children.keeper import Keeper
+from edgeflow.service.children.checks import checked_frame, checked_open
 from edgeflow.service.children.messages import (
     ACTS_AT_ONCE,
     NUMBER,
@@ -20,10 +19,11 @@ from edgeflow.service.children.messages import (
     no_room,
     rejection,
 )
+from edgeflow.service.children.supervisor import ChildSupervisor
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Authenticator
-from edgeflow.service.sessions.forced import NO_FAULTS, Forced
+from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
 from edgeflow.service.sessions.plane import ControlPlane, act_once
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
@@ -35,8 +35,8 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 
-PACKET_NUMBERS = 4096  # of a chunk; more are sealed
-MOST_TASKS = 2 * ACTS_AT_ONCE  # with those that were cancelled and have not ended yet
+PACKET_NUMBERS = 4096  # chunk values in a packet; more are sealed
+MOST_TASKS = 2 * ACTS_AT_ONCE  # including cancelled ones that have not ended yet
 
 
 class SingleActions:
@@ -50,27 +50,27 @@ class SingleActions:
         self._tasks: set[asyncio.Task[None]] = set()
         self._forwarded = 0
 
-    def act(self, keeper: Keeper, message: Act, descriptors: list[int]) -> None:
-        """Begin to answer, or reject; WorkerError if the message is not what a gateway sends."""
+    def act(self, supervisor: ChildSupervisor, message: Act, descriptors: list[int]) -> None:
+        """Start answering, or reject; WorkerError if a gateway may not send the message."""
         number = message.request
         try:
             if number in self._running:
                 raise WorkerError("the gateway repeats the number of an observation")
             if len(self._running) >= ACTS_AT_ONCE or len(self._tasks) >= MOST_TASKS:
-                keeper.send(rejection(number, _busy()))
+                supervisor.send(rejection(number, _busy()))
                 return
             opened = checked_open(self._plane, message.opened)
             frame = checked_frame(self._plane, opened, descriptors, message.state, seq=1, decode_ns=message.decode_ns)
         except Unavailable as error:
-            keeper.send(rejection(number, error))
+            supervisor.send(rejection(number, error))
             return
         except OSError:
-            keeper.send(no_room(number))
+            supervisor.send(no_room(number))
             return
         finally:
             close_all(descriptors)
         task = self._running[number] = asyncio.create_task(
-            self._answer(keeper, replace(message, opened=opened), frame), name="act"
+            self._answer(supervisor, replace(message, opened=opened), frame), name="act"
         )
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -81,24 +81,24 @@ class SingleActions:
             task.cancel()
 
     def cancel_all(self) -> None:
-        """The gateway is gone; the next one counts from the start."""
+        """The gateway is gone; the next one starts with full credit."""
         for task in self._running.values():
             task.cancel()
         self._running.clear()
 
-    async def _answer(self, keeper: Keeper, message: Act, frame: CheckedFrame) -> None:
-        """Send the answer. The credit is given back first: the gateway may use it as soon as it has the answer."""
+    async def _answer(self, supervisor: ChildSupervisor, message: Act, frame: CheckedFrame) -> None:
+        """Send the answer. The credit is released first, because the gateway may use it once it has the answer."""
         try:
             answer = await self._result(message, frame)
         finally:
             if self._running.get(message.request) is asyncio.current_task():
                 del self._running[message.request]
-        send_answer(keeper, answer)
+        send_answer(supervisor, answer)
 
-    def _forced(self) -> Forced:
-        """The faults of the next observation that comes through a front end for robots' own clients."""
+    def _forced(self) -> ForcedFaults:
+        """The forced faults of the next observation of a front end for robots' own clients."""
         self._forwarded += 1
-        return Forced(self._plane.config.frontends.faults, self._forwarded)
+        return ForcedFaults(self._plane.config.frontends.faults, self._forwarded)
 
     async def _result(self, message: Act, frame: CheckedFrame) -> ActDone | ActRejected:
         number = message.request
@@ -121,24 +121,24 @@ class SingleActions:
         return ActDone(number, *found)
 
 
-def send_answer(keeper: Keeper, answer: ActDone | ActRejected) -> None:
-    """Send an answer; a rejection in place of one that cannot be sent, so that its client does not wait for it."""
+def send_answer(supervisor: ChildSupervisor, answer: ActDone | ActRejected) -> None:
+    """Send an answer, or an error if it cannot be sent, so that the client does not wait."""
     if isinstance(answer, ActRejected):
-        keeper.send(answer)
-    elif not send_numbers(keeper, answer):
-        keeper.send(no_room(answer.request))
+        supervisor.send(answer)
+    elif not send_numbers(supervisor, answer):
+        supervisor.send(no_room(answer.request))
 
 
-def send_numbers(keeper: Keeper, answer: ActDone | RobotActed) -> bool:
-    """Send an answer; the numbers of a long chunk cross as sealed memory. False if it cannot be sent now."""
+def send_numbers(supervisor: ChildSupervisor, answer: ActDone | RobotActed) -> bool:
+    """Send an answer; the values of a long chunk cross as sealed memory. False if it cannot be sent now."""
     chunk = answer.action.chunk
     if chunk is None or len(chunk.values) <= PACKET_NUMBERS:
-        return keeper.send(answer)
+        return supervisor.send(answer)
     try:
         numbers = Sealed(seal(array(NUMBER, chunk.values).tobytes()))
     except OSError:
         return False
-    return keeper.send(answer.with_numbers(()), [numbers.descriptor])
+    return supervisor.send(answer.with_numbers(()), [numbers.descriptor])
 
 
 def _busy() -> ResourceExhausted:

@@ -17,7 +17,7 @@ GATEWAY, ROBOTS, CHAT = "gateway", "robots", "chat"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildStart:
-    """The inheritance of a child."""
+    """The objects that a child inherits."""
 
     role: str
     control: socket.socket
@@ -25,9 +25,9 @@ class ChildStart:
     listener: socket.socket
     """The bound socket it serves."""
     chat_path: str
-    """The chat path of the chat front's socket, for the gateway; "" without chat."""
+    """Path of the chat front's socket, for the gateway; "" without chat."""
     config: Path
-    """The resolved configuration's file."""
+    """The file of the resolved configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Fork:
     role: str
     chat_path: str
     memory_mb: int
-    """Both: as in `Role`."""
+    """chat_path and memory_mb: as in launch.ChildRole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Ended:
 
     pid: int
     how: str
-    """As in host/spawn.py."""
+    """The end of the process in words, as in host/spawn.py."""
 
 
 ForkMessage: TypeAlias = Fork | Kill | Forked | NotForked | Ended

@@ -31,7 +31,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 MAX_PROPRIO = 4096  # the highest limits that a configuration can set
 MAX_CAMERAS = 16
 MAX_VALUES = 2 * MAX_PROPRIO + 64  # msgpack counts keys too
-MAX_FIELD = 100  # characters of a name that an answer repeats
+MAX_FIELD = 100  # characters of a client's name that an error repeats
 _FORMATS = {"jpeg": pb.IMAGE_FORMAT_JPEG, "rgb8": pb.IMAGE_FORMAT_RGB8}
 _MODES = {
     "": pb.MODE_UNSPECIFIED,
@@ -53,7 +53,7 @@ def _bytes_of(value: object) -> object:
 
 
 def _named_numbers(value: object) -> object:
-    """Reject the first member that is not a number: the library would describe every one of them."""
+    """Reject the first member that is not a number: the library would describe each of them."""
     if not isinstance(value, dict):
         return value
     _check_count(len(value), "proprio")
@@ -77,7 +77,7 @@ def _named_vectors(value: object) -> object:
 
 
 def _named_images(value: object) -> object:
-    """Images by camera; an image alone stands for a JPEG."""
+    """Images by camera; a plain value stands for a JPEG."""
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_CAMERAS:
@@ -117,7 +117,7 @@ _STATE_SCHEMA = {"type": "object", "additionalProperties": _NUMBERS_SCHEMA}
 
 
 class ActBody(BaseModel):
-    """One observation: either `image`, whose format and size stand beside it, or `images`."""
+    """One observation: either `image` with its format and size, or `images`."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -166,7 +166,7 @@ def parse_body(content_type: str, body: bytes) -> ActBody:
 
 
 def act_request(body: ActBody) -> ParsedMessage[pb.ActRequest]:
-    """The observation as a message, whose contents are checked like those of gRPC."""
+    """The observation as a protobuf message, so that its contents are checked like those of gRPC."""
     images = _images(body)
     if body.proprio and body.state:
         raise InvalidArgument("replaces proprio: send one of them", field="state", reason=Reason.STATE_TWICE)
@@ -186,7 +186,7 @@ def act_request(body: ActBody) -> ParsedMessage[pb.ActRequest]:
 
 
 def _images(body: ActBody) -> list[tuple[str, str, ImageBody]]:
-    """Each image with its field and the name of its camera; of `image` both are "image"."""
+    """Each image with its field and the name of its camera; for `image`, both are "image"."""
     alone = "image" in body.model_fields_set
     if not alone and not body.images:
         raise _no_image()
@@ -229,21 +229,21 @@ def _floats(numbers: Iterable[float]) -> list[float]:
 
 
 def _field(*path: object) -> str:
-    """The name of a field as an answer repeats it."""
+    """The name of a field as errors repeat it."""
     return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]
 
 
-OTHER_BYTES = 64 << 10  # of a body beside its images: text, numbers, names
+OTHER_BYTES = 64 << 10  # of a body besides its images: text, numbers, names
 
 
 def body_bytes(config: ServiceConfig) -> int:
-    """The most bytes of an observation in base64, which images take most of."""
+    """The most bytes of an observation in base64; most of them are images."""
     limits = config.limits
     return min(limits.http_body_bytes, limits.cameras * limits.image_bytes * 4 // 3 + OTHER_BYTES)
 
 
 class Observations:
-    """Reads observations: large bodies a few at a time, one body parsed at a time."""
+    """Reads observations: a few large bodies at a time, of which one is parsed at a time."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config

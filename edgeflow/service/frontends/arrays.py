@@ -18,7 +18,7 @@ from edgeflow_client.reasons import Reason
 
 MAX_DIMENSIONS = 8
 MAX_NUMBERS = 1 << 31  # an empty array can declare any size
-MAX_FIELD = 100  # characters of a name that an answer repeats
+MAX_FIELD = 100  # characters of a client's name that an error repeats
 TYPES: dict[str, np.dtype[Any]] = {
     name: kind
     for code in ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
@@ -29,7 +29,7 @@ TYPES: dict[str, np.dtype[Any]] = {
 
 
 def array_type(text: object, field: str) -> np.dtype[Any]:
-    """The type that a text stands for; InvalidArgument where it is not that of a plain number."""
+    """The type with this name; InvalidArgument unless it is a type of plain numbers."""
     name = text.decode("latin-1") if isinstance(text, bytes) else text
     found = TYPES.get(name) if isinstance(name, str) else None
     if found is None:
@@ -40,7 +40,7 @@ def array_type(text: object, field: str) -> np.dtype[Any]:
 
 
 def array_of(data: object, type_text: object, shape: object, field: str) -> NDArray[Any]:
-    """The array in C order over these bytes, without a copy; InvalidArgument where they do not fit each other."""
+    """The array over these bytes in C order, without a copy; InvalidArgument if bytes and shape do not match."""
     kind = array_type(type_text, field)
     if not isinstance(data, bytes):
         raise InvalidArgument("must have bytes as data", field=field, reason=Reason.BODY_FIELD)
@@ -87,7 +87,7 @@ def as_array(value: object, field: str) -> NDArray[Any]:
 
 
 def shortened(text: str) -> str:
-    """A text from a client as an answer repeats it: in one line, printable and short."""
+    """A client's text as errors repeat it: one line, printable and short."""
     return (text if text.isprintable() else ascii(text))[:MAX_FIELD]
 
 

@@ -1,4 +1,4 @@
-"""Control as a process with front ends sees it: the state of the service, and observations decoded and answered."""
+"""A front-end process's link to control: the state of the service, and single observations, decoded and answered."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from edgeflow.service.children.messages import (
     ServiceState,
     no_room,
 )
-from edgeflow.service.faults import error_of_code, no_worker
-from edgeflow.service.host.held import start_threads
+from edgeflow.service.errors import error_of_code, no_worker
+from edgeflow.service.host.spare import start_threads
 from edgeflow.service.observation.pixels import decode_frame_into, frame_bytes
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
@@ -41,10 +41,10 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MAX_CHUNK_NUMBERS
 
 Acted = TypeVar("Acted", ActDone, RobotActed)
-STALE_S = 2.0  # control's last word counts for so long
-SLACK_S = 2.0  # beyond the time limit of an action, for control's own answer to arrive
+STALE_S = 2.0  # validity of the last state that control sent
+SLACK_S = 2.0  # beyond the time limit of an action, for control's answer to arrive
 LOADING = ("starting", "warming")  # states of a service whose first worker is not ready
-SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: sooner decoded than handed to a thread
+SMALL_BYTES = 320 * 240 * CHANNELS  # of pixels: decoding fewer is faster than a switch to a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +52,14 @@ class CheckedObservation:
     """A checked observation."""
 
     opened: OpenRequest
-    """Matched with the policy."""
+    """The request, matched with the policy."""
     frame: CheckedFrame
     received_ns: int
-    """On the machine's monotonic clock."""
+    """Arrival time on the machine's monotonic clock."""
 
 
 class Control:
-    """Observations sent to control and its answers, at most ACTS_AT_ONCE at a time; and control's last word.
+    """Single observations and their answers, at most ACTS_AT_ONCE at a time, and the last state that control sent.
 
     inputs: what the policy needs; None before the first worker is ready.
     """
@@ -78,18 +78,18 @@ class Control:
 
     @property
     def state(self) -> ServiceState:
-        """Control's last word; neither live nor ready when that is more than STALE_S old."""
+        """The last state that control sent; neither live nor ready once it is older than STALE_S."""
         if time.monotonic() - self._heard_s > STALE_S:
             return ServiceState(state=self._state.state, live=False, ready=False)
         return self._state
 
-    def said(self, state: ServiceState) -> None:
-        """Control says how the service is."""
+    def update_state(self, state: ServiceState) -> None:
+        """Control sent the state of the service."""
         self._state, self._heard_s = state, time.monotonic()
         self._changed.set()
 
-    def learned(self, inputs: PolicyInputs | None) -> None:
-        """Control says what the policy needs; None = no worker was ready yet."""
+    def update_inputs(self, inputs: PolicyInputs | None) -> None:
+        """Control sent the policy's inputs; None = no worker was ready yet."""
         self.inputs = inputs or self.inputs
         self._changed.set()
 
@@ -107,7 +107,7 @@ class Control:
         return self.inputs
 
     async def act(self, seen: CheckedObservation, caller: Caller) -> ActDone:
-        """The answer to an observation; raises control's rejection, ResourceExhausted when too many already wait."""
+        """The answer to an observation; raises control's error, or ResourceExhausted if too many wait already."""
         with contextlib.ExitStack() as credit:
             await self._take_credit()
             credit.callback(self._credit.release)
@@ -127,7 +127,7 @@ class Control:
             raise _busy() from None
 
     def answered(self, message: ActDone | ActRejected) -> None:
-        """Control answers; ignored if the client is gone."""
+        """Control answered; ignored if the client is gone."""
         answer = self._answers.get(message.request)
         if answer is None or answer.done():
             return
@@ -140,14 +140,14 @@ class Control:
         answer.set_exception(error)
 
     def take(self, message: ActDone | ActRejected, descriptors: list[int]) -> None:
-        """Control answers; a rejection if the numbers of its answer are lost."""
+        """Control answered, with an error in place of an answer whose values were lost."""
         if isinstance(message, ActDone):
             self.answered(whole(message, descriptors) or no_room(message.request))
         else:
             self.answered(message)
 
     async def _decoded(self, seen: CheckedObservation, credit: contextlib.ExitStack) -> tuple[Sealed, int]:
-        """The pixels, and the time that they took. They take more memory than anything else here, so only what has
+        """The pixels, and the time of decoding them. They take more memory than anything else here, so only what has
         credit is decoded, and the credit of a client that leaves lasts until the thread is done.
         """
         try:
@@ -200,7 +200,7 @@ def _busy() -> ResourceExhausted:
 
 
 class ObservationDecoder:
-    """Decodes so many observations at a time, in separate threads."""
+    """Decodes a bounded number of observations at a time, in separate threads."""
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -241,7 +241,7 @@ def _decoded(frame: CheckedFrame, opened: OpenRequest) -> tuple[Sealed, int]:
 
 
 def whole(answer: Acted, descriptors: list[int]) -> Acted | None:
-    """An answer with all of its numbers; None if they are lost."""
+    """The answer with the values that crossed as sealed memory; None if they are lost."""
     chunk = answer.action.chunk
     if chunk is None or chunk.values:
         return answer

@@ -19,7 +19,7 @@ from edgeflow_client.reasons import Reason
 
 BODY, ENCODED, _MARKER = "body", "encoded", "__numpy__"
 _COMPACT = (",", ":")
-MAX_MEMBERS = 1024  # objects and keys of a body, each of which takes far longer to read than a number in a list
+MAX_MEMBERS = 1024  # objects and keys of a body, which are far slower to read than numbers in a list
 
 
 def parse(body: bytes, most: int) -> tuple[dict[str, Any], bool]:

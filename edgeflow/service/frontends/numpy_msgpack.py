@@ -23,7 +23,7 @@ from edgeflow.service.http.bodies import MAX_DEPTH, object_of, parse_msgpack
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 
-MESSAGE = "message"  # the field that errors name where no key is at fault
+MESSAGE = "message"  # the field in errors that no key caused
 _NUMBERS: dict[str, tuple[type, ...]] = {"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)}
 
 

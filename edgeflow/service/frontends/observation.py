@@ -45,14 +45,14 @@ class ClientObservation:
     """The contents of one request, before anything is checked or matched with the policy."""
 
     images: Mapping[str, NDArray[Any]]
-    """By name: [height, width, 3] or [3, height, width], of bytes or of floats in 0 to 1."""
+    """Images by name: [height, width, 3] or [3, height, width], bytes or floats from 0 to 1."""
     state: Mapping[str, NDArray[Any]]
-    """Vectors by name, [numbers]; a number alone has no dimension."""
+    """Vectors by name; a single number has no dimension."""
     instruction: str
     unnorm_key: str = ""
     model: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """The client's own field of each name, for messages; a name that is not in it is its own field."""
+    """The client's own field for each name, for messages; other names are their own fields."""
 
 
 class Reader:
@@ -72,7 +72,7 @@ class Reader:
             chunks=True,
             front=front,
         )
-        self._known: tuple[object, OpenRequest] = (None, nothing)  # of the last observation's cameras and vectors
+        self._known: tuple[object, OpenRequest] = (None, nothing)  # cameras and vectors of the last observation
 
     def read(self, seen: ClientObservation, inputs: PolicyInputs) -> tuple[OpenRequest, CheckedFrame]:
         """The request for a session that fits this observation, and its frame; RequestErrors name the client's field.
@@ -108,7 +108,7 @@ class Reader:
         return opened, frame
 
     def _request(self, seen: ClientObservation, inputs: PolicyInputs) -> OpenRequest:
-        """The request for the cameras and vectors that the policy needs; as the one before where these are the same."""
+        """The request for the cameras and vectors that the policy needs, reused while they stay the same."""
         cameras, no_images = _usable(_camera, seen.images)
         state, no_vectors = _usable(_vector, seen.state)
         if (cameras, state, inputs) == self._known[0]:
@@ -145,7 +145,7 @@ class Reader:
 def _usable(
     read: Callable[[str, NDArray[Any]], Made], values: Mapping[str, NDArray[Any]]
 ) -> tuple[tuple[Made, ...], list[RequestError]]:
-    """Cameras or vectors by the form of arrays, and why others are neither: the policy may need none of these."""
+    """Arrays that can be cameras or vectors, and errors for the others, which the policy may not need."""
     made: list[Made] = []
     unusable: list[RequestError] = []
     for name, value in values.items():
@@ -169,7 +169,7 @@ def _camera(name: str, image: NDArray[Any]) -> CameraSpec:
 
 
 def _pixels(name: str, image: NDArray[Any]) -> memoryview:
-    """The RGB bytes of an image, without a copy where they lie in order."""
+    """The RGB bytes of an image, without a copy if they are contiguous."""
     if image.shape[2] != CHANNELS:
         image = image.transpose(1, 2, 0)
     if image.dtype != np.uint8:
@@ -188,7 +188,7 @@ def _vector(name: str, numbers: NDArray[Any]) -> StateSpec:
 
 
 def _numbers(state: Mapping[str, NDArray[Any]], opened: OpenRequest) -> tuple[float, ...]:
-    """The numbers of all vectors, as 32-bit floats hold them; all are finite and plausible."""
+    """The values of all vectors, rounded to 32-bit floats; all are finite and plausible."""
     found: list[float] = []
     for vector in opened.state:
         numbers = state[vector.name].reshape(-1)

@@ -30,9 +30,9 @@ from edgeflow_client.types import Command
 
 NAME = "openpi"
 PATHS = ("/", "/openpi/policy", "/v1/realtime/robot/openpi")
-MSGPACK_PATH = PATHS[2]  # vLLM-Omni's: everything that is sent there is msgpack
+MSGPACK_PATH = PATHS[2]  # vLLM-Omni's: every reply there is msgpack
 MAX_VALUES = 4096  # of a message: keys, numbers and containers; an array is one
-MOST_TEXT = 1000  # characters of a rejection
+MOST_TEXT = 1000  # characters of an error
 TEXTS = ("prompt", "task", "instruction")
 IGNORED = frozenset({"noise", "seed", "num_inference_steps", "sampling_params", "session_id", "endpoint"})
 ENVELOPE = ("type", "payload")
@@ -45,11 +45,11 @@ class OpenpiRequest:
     """A message of a client."""
 
     kind: str
-    """Infer, reset, or one of ALONE."""
+    """infer, reset, or one of ALONE."""
     observation: Mapping[str, Any]
     coding: ArrayCoding
     envelope: Mapping[str, Any] | None = None
-    """StarVLA's; None without."""
+    """StarVLA's envelope; None without one."""
 
 
 class OpenpiConversation:
@@ -79,10 +79,10 @@ class OpenpiConversation:
         self._session_id: str | None = None
         self._total_ms: float | None = None  # of the reply before
         self._rejections = RollingCount(config.limits.rejected_frames)
-        self._over = False
+        self._too_many = False
 
     async def reply(self, data: bytes | str | None, received_ns: int) -> bytes | str:
-        """The reply to a message: bytes or, for a rejection and after a reset, text. received_ns: when it arrived."""
+        """The reply to a message: bytes or, for an error and after a reset, text. received_ns: its arrival time."""
         request: OpenpiRequest | None = None
         try:
             if not isinstance(data, bytes):
@@ -95,14 +95,14 @@ class OpenpiConversation:
             return answer if isinstance(answer, str) else pack(_enveloped(request, answer), request.coding)
         except EdgeflowError as error:
             if not isinstance(error, NoAction | Unavailable):
-                self._over = self._rejections.exceeded(received_ns)
+                self._too_many = self._rejections.exceeded(received_ns)
             return self.rejection(error, request)
         except Exception as error:
             text = f"internal error, incident {self._log.incident('openpi', error)}"
             return self.rejection(EdgeflowError(text), request)
 
     def rejection(self, error: EdgeflowError, request: OpenpiRequest | None = None) -> bytes | str:
-        """The reply to what gets no action: one line with the field and the limit, or the reason of a HOLD."""
+        """The reply without an action: one line with the field and the limit, or the reason of a HOLD."""
         reason = reason_of(error)
         self._metrics.client_refusals.labels(NAME, reason).inc()
         command = error.command if isinstance(error, NoAction) else "rejected"
@@ -116,9 +116,9 @@ class OpenpiConversation:
             return pack({"type": "error", "message": text}, coding)
         return text
 
-    def over(self) -> str:
-        """Why the connection is to be closed; "" = it goes on."""
-        return "too many rejected messages in 10 s" if self._over else ""
+    def close_reason(self) -> str:
+        """The reason to close the connection; "" = keep it open."""
+        return "too many rejected messages in 10 s" if self._too_many else ""
 
     async def _answer(self, request: OpenpiRequest, received_ns: int) -> dict[str, Any] | str:
         if request.kind in ALONE:
@@ -137,7 +137,7 @@ class OpenpiConversation:
         return self._found(answer, received_ns)
 
     def _found(self, answer: RobotAnswer, received_ns: int) -> dict[str, Any]:
-        """The chunk, and what took how long; nothing else is an array, since clients cut every array by rows."""
+        """The chunk and the timings. Nothing else may be an array, because clients cut every array into rows."""
         action = answer.action
         server: dict[str, float] = {"infer_ms": (time.monotonic_ns() - received_ns) / 1e6}
         if self._total_ms is not None:
@@ -156,7 +156,7 @@ class OpenpiConversation:
 
 
 def read_request(data: bytes) -> OpenpiRequest:
-    """A message of any of the dialects; InvalidArgument names the field."""
+    """A message in any of the dialects; InvalidArgument names the field."""
     value, coding = unpack(data, MAX_VALUES)
     if not isinstance(value, dict):
         raise InvalidArgument("must be a map", field="message", reason=Reason.BODY_SHAPE)
@@ -185,7 +185,7 @@ def seen_of(observation: Mapping[str, Any]) -> ClientObservation:
     leaves = list(_leaves(observation))
     named = Counter(name for name, _, _ in leaves)
     for leaf, path, value in leaves:
-        name = leaf if named[leaf] == 1 else path  # two arms may have a camera of the same name each
+        name = leaf if named[leaf] == 1 else path  # two arms may each have a camera of the same name
         fields[name] = path
         if isinstance(value, np.ndarray) and value.ndim > 1:
             images[name] = value
@@ -202,7 +202,7 @@ def seen_of(observation: Mapping[str, Any]) -> ClientObservation:
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str, Any]]:
-    """The values of a map and of the maps in it: each name in its own map, its whole path, and the value."""
+    """The values of a map and of the maps in it: the name in its own map, the whole path, and the value."""
     for name, value in values.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{path}{name}.")
@@ -227,7 +227,7 @@ def _enveloped(request: OpenpiRequest, answer: dict[str, Any]) -> dict[str, Any]
 
 
 def metadata(config: ServiceConfig, inputs: PolicyInputs | None, model: Mapping[str, Any]) -> dict[str, Any]:
-    """The first message to a client: all that is known of the policy, and the additions of the configuration.
+    """The first message to a client: the policy's metadata and the additions of the configuration.
 
     inputs: None while no policy is loaded. model: its entry in /v1/models.
     """

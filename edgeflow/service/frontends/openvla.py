@@ -28,11 +28,11 @@ from edgeflow_client.reasons import Reason
 
 NAME = "openvla"
 PATH = "/act"
-MAX_VALUES = 1 << 18  # an image of 224x224 pixels as a list has 200,929
+MAX_VALUES = 1 << 18  # a 224x224 image as nested lists has 200,929
 
 
 class ActDialect(Enum):
-    """The server that a body was written for, by the key that only its bodies have."""
+    """The server for which a body was written, with the key that only its bodies have."""
 
     OPENVLA = "image"
     OFT = "full_image"
@@ -41,13 +41,13 @@ class ActDialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ActStyle:
-    """How a body is answered."""
+    """The form of the answer to a body."""
 
     dialect: ActDialect
     double: bool
-    """True for a body that was encoded twice: so is its answer."""
+    """The body was encoded twice, and so is the answer."""
     parts: tuple[tuple[str, int], ...] = ()
-    """GROOT: name and numbers of each part of the state, which actions are divided into."""
+    """GROOT: name and size of each part of the state, into which actions are divided."""
 
 
 def read(body: bytes) -> tuple[ClientObservation, ActStyle]:
@@ -99,7 +99,7 @@ def _openvla(values: dict[str, Any]) -> ClientObservation:
 
 
 def _oft(values: dict[str, Any]) -> ClientObservation:
-    """The robot's whole observation, where keys that the original does not look at may stand as well."""
+    """The robot's whole observation; keys that the original server ignores are ignored here too."""
     cameras = ["full_image", *(key for key in values if "wrist" in key)]
     return ClientObservation(
         images={name: _image(values[name], joined("", name)) for name in cameras},
@@ -156,7 +156,7 @@ def _check_keys(values: dict[str, Any], known: set[str]) -> None:
 
 
 def _image(value: Any, field: str) -> NDArray[Any]:
-    """An array, of uint8 where it came as a list of numbers that are all bytes."""
+    """An image as an array; a list of integers from 0 to 255 becomes uint8."""
     array = as_array(value, field)
     if isinstance(value, list) and array.dtype == np.int64 and array.size and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8)
@@ -173,7 +173,7 @@ def _step(array: NDArray[Any], field: str) -> NDArray[Any]:
 
 
 def _text(value: Any, field: str) -> str:
-    """A text, empty where there is none."""
+    """A text; "" if the field is missing."""
     if value is not None and not isinstance(value, str):
         raise InvalidArgument("must be a text", field=field, reason=Reason.BODY_FIELD)
     return value or ""

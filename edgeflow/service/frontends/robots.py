@@ -1,6 +1,7 @@
-"""The robots' process: robots' own clients, apart from strangers' requests, each connection a session at control.
+"""The robots' process: robots' own clients, separate from public requests.
 
-A robot is a websocket. POST /act is a single observation, since its clients open a connection for each.
+Each websocket is a robot with a session at control. POST /act is a single observation, because its clients open a
+connection for each.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ from edgeflow_client.reasons import Reason
 
 SNAPSHOT_S = 1.0
 READER_S = 30.0  # for a client to take a piece of an answer over HTTP
-OTHER_BYTES = 64 << 10  # of a message beside its images: names, numbers, text
-MESSAGES_HELD = 3  # of a connection at most: answered, next, and arriving
+OTHER_BYTES = 64 << 10  # of a message besides its images: names, numbers, text
+MESSAGES_HELD = 3  # per connection at most: being answered, next, and arriving
 MAX_MODEL_BYTES = 1 << 20
 ROLES = dict.fromkeys((*openpi.PATHS, openvla.PATH), CONTROL)
 
@@ -70,7 +71,7 @@ async def serve(start: ChildStart) -> int:
 
 
 class RobotsFront(ServingChild):
-    """The composition.
+    """The process.
 
     Clients may connect before a model is loaded. openpi's get their metadata once it is, and look at their cameras only
     then; an observation that came before would be too old. POST /act is answered with 503.
@@ -128,7 +129,7 @@ class RobotsFront(ServingChild):
 
     def _routes(self) -> list[BaseRoute]:
         async def health(_: Request) -> Response:
-            """Liveness, in the words of openpi's server."""
+            """Liveness, with the answer of openpi's server."""
             live = self._control.state.live
             return PlainTextResponse("OK\n" if live else "the service does not answer\n", 200 if live else 503)
 
@@ -176,14 +177,14 @@ class RobotsFront(ServingChild):
                 greeting = asyncio.create_task(self._greet(websocket))
 
                 async def reply(data: bytes | str | None, received_ns: int) -> bytes | str:
-                    await greeting  # what came before it is then as old as it is
+                    await greeting  # messages before the greeting wait for it
                     return await conversation.reply(data, received_ns)
 
                 await converse(
                     websocket,
                     reply,
                     busy=self._busy,
-                    over=conversation.over,
+                    close_reason=conversation.close_reason,
                     slow_s=self._config.timing.slow_reader_ms / 1000,
                     slow=slow,
                 )
@@ -197,8 +198,8 @@ class RobotsFront(ServingChild):
             connection.close()
 
     async def _greet(self, websocket: WebSocket) -> None:
-        """Send the metadata once the model is loaded, so that a client looks at its cameras only then."""
-        with contextlib.suppress(Unavailable):  # it ends before: the first request's answer says so
+        """Send the metadata once the model is loaded, because a client captures its first image after it."""
+        with contextlib.suppress(Unavailable):  # the service ends before: the first answer reports it
             await self._control.loaded()
         known = openpi.metadata(self._config, self._control.inputs, self._model)
         await websocket.send_bytes(pack(known, ArrayCoding.OPENPI))
@@ -216,7 +217,7 @@ class RobotsFront(ServingChild):
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)
 
     async def _parsed(self, body: bytes) -> tuple[ClientObservation, openvla.ActStyle]:
-        """The contents of a body, one body at a time; long lists leave half of the time to others."""
+        """The contents of a body, one body at a time. Parsing long lists leaves half of the time to other requests."""
         async with self._parsing:
             began_s = time.monotonic()
             found = openvla.read(body)
@@ -251,7 +252,7 @@ class RobotsFront(ServingChild):
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
             case ServiceState():
-                self._control.said(message)
+                self._control.update_state(message)
             case RobotOpened() | RobotActed() | RobotRejected():
                 self._sessions.take(message, descriptors)
             case ActDone() | ActRejected():
@@ -259,7 +260,7 @@ class RobotsFront(ServingChild):
             case Certificates():
                 self._renew(descriptors)
             case Models(inputs):
-                self._control.learned(inputs)
+                self._control.update_inputs(inputs)
                 self._model = next(iter(json.loads(sealed(descriptors, MAX_MODEL_BYTES))), {})
             case Drain():
                 self._draining = True

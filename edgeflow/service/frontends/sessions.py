@@ -1,4 +1,4 @@
-"""Sessions at control as the robots' process holds them: one for each connection, opened by its first observation."""
+"""The robots' process's side of sessions: one per connection, opened by its first observation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from edgeflow.service.children.messages import (
     RobotOpened,
     RobotRejected,
 )
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.control import SLACK_S, whole
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
@@ -47,7 +47,7 @@ FromControl: TypeAlias = RobotOpened | RobotActed | RobotRejected
 
 
 class NoAction(EdgeflowError):
-    """An observation gets no action: the robot has to hold, or to stop. reason: why. cause: as control states it."""
+    """An observation gets no action: the robot must hold or stop. reason: the reason. cause: control's error."""
 
     code = "UNAVAILABLE"
     http_status = 503
@@ -71,7 +71,7 @@ class RobotAnswer:
     epoch: int
     """Counts episodes, instructions and reopened sessions of the connection, from 1 on."""
     age_ns: int
-    """Since the observation arrived here. What the camera and the network took before is unknown."""
+    """Time since the observation arrived here. Delays of the camera and the network are unknown."""
 
 
 def reason_of(error: EdgeflowError) -> str:
@@ -97,11 +97,11 @@ class SessionsAtControl:
         self._open: dict[int, _OpenSession] = {}
 
     def connection(self, caller: Caller) -> RobotConnection:
-        """The sessions of one connection, one after the other."""
+        """The consecutive sessions of one connection."""
         return RobotConnection(self, caller)
 
     def take(self, message: FromControl, descriptors: list[int]) -> None:
-        """A message of control; ignored where its session is closed."""
+        """Handle a message of control; ignored if its session is closed."""
         session = self._open.get(message.session)
         if session is None:
             return
@@ -114,7 +114,7 @@ class SessionsAtControl:
             session.rejected(message.action.seq, ResourceExhausted(text, reason=Reason.QUEUE_FULL))
 
     async def open(self, opened: OpenRequest, state: list[float], caller: Caller) -> _OpenSession:
-        """A new session at control; raises its rejection."""
+        """Open a session at control; raises control's error."""
         self._last += 1
         session = _OpenSession(self._last, self._link, self._limit_s, self._forget)
         self._open[session.number] = session
@@ -133,23 +133,23 @@ class SessionsAtControl:
 
 
 class RobotConnection:
-    """One client's sessions: the present one, and after its end or a change of cameras another one."""
+    """The sessions of one client: a new one follows after the end of a session or a change of cameras."""
 
     def __init__(self, sessions: SessionsAtControl, caller: Caller) -> None:
         self._sessions = sessions
         self._caller = caller
         self._session: _OpenSession | None = None
         self._key: object = None
-        self._epochs = 0  # of the sessions before
+        self._epochs = 0  # of earlier sessions
         self._changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, time.monotonic_ns())
         self._instruction = ""
         self._stopped: NoAction | None = None  # until a reset
         self._unopened: tuple[object, EdgeflowError] | None = None  # a session that was not opened, and why
 
     async def act(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> RobotAnswer:
-        """The action for an observation; RequestErrors and NoAction say why there is none. One at a time.
+        """The action for an observation, or a RequestError or NoAction with the reason. One at a time.
 
-        After STOP there is none until `reset`, whatever becomes of the session.
+        After STOP there is no action until `reset`, even in a new session.
         """
         if self._stopped is not None:
             raise self._stopped
@@ -166,7 +166,7 @@ class RobotConnection:
         session = await self._present(key, opened, frame)
         try:
             action = await session.observe(opened, frame, received_ns)
-        except _SilentTooLongError:  # it ended as this observation was on its way
+        except _SilentTooLongError:  # it ended while this observation was on its way
             session = await self._present(key, opened, frame)
             action = await session.observe(opened, frame, received_ns)
         age_ns = time.monotonic_ns() - received_ns
@@ -177,7 +177,7 @@ class RobotConnection:
 
     def reset(self) -> None:
         """A new episode begins, unless nothing was observed in the present one; ResourceExhausted for too many."""
-        if self._session is not None and self._session.observed:
+        if self._session is not None and self._session.is_observed:
             self._take_change("reset")
             self._session.reset()
         self._stopped = None
@@ -187,7 +187,7 @@ class RobotConnection:
         self._drop()
 
     async def _present(self, key: object, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
-        """The session for an observation: the one before, or a new one."""
+        """The session for an observation: the present one, or a new one."""
         session = self._session
         if session is None or session.ended or key != self._key:
             session = await self._opened(key, opened, frame)
@@ -198,7 +198,7 @@ class RobotConnection:
         return session
 
     async def _opened(self, key: object, opened: OpenRequest, frame: CheckedFrame) -> _OpenSession:
-        """A new session; where one like it was rejected a moment ago, the same rejection."""
+        """A new session; if the same one was rejected a moment ago, the same error."""
         if not self._changes.take(time.monotonic_ns()):
             if self._unopened is not None and self._unopened[0] == key:
                 raise self._unopened[1]
@@ -213,7 +213,7 @@ class RobotConnection:
         return session
 
     def _take_change(self, field: str) -> None:
-        """Count a new session or episode, which takes control's time; ResourceExhausted where there are too many."""
+        """Count a new session or episode, which costs control time; ResourceExhausted after too many."""
         if not self._changes.take(time.monotonic_ns()):
             raise changes_too_often(field, over_rate=False)
 
@@ -231,7 +231,7 @@ class _OpenSession:
         self.number = number
         self.epoch = 1
         self.ended = False
-        self._end: EdgeflowError | None = None  # as control stated it
+        self._end: EdgeflowError | None = None  # the error that control sent
         self._link = link
         self._limit_s = limit_s
         self._forget = forget
@@ -242,8 +242,8 @@ class _OpenSession:
         self._answer: asyncio.Future[ActionEvent] | None = None
 
     @property
-    def observed(self) -> bool:
-        """True if it is open and something was observed in its episode."""
+    def is_observed(self) -> bool:
+        """True if it is open and its present episode has an observation."""
         return not self.ended and self._seq > self._begun_after
 
     async def opening(self) -> None:
@@ -251,8 +251,8 @@ class _OpenSession:
         await _within(self._opening, self._limit_s)
 
     async def observe(self, opened: OpenRequest, frame: CheckedFrame, received_ns: int) -> ActionEvent:
-        """The action for a frame. An answer that comes too late is that of no other frame."""
-        if self._end is not None:  # it came with the word that the session is open
+        """The action for a frame. A late answer is never taken for that of another frame."""
+        if self._end is not None:  # it arrived together with RobotOpened
             raise self._end
         began_ns = time.monotonic_ns()
         try:
@@ -331,7 +331,7 @@ async def _within(future: asyncio.Future[Made], limit_s: float) -> Made:
     finally:
         timer.cancel()
         if future.done() and not future.cancelled():
-            future.exception()  # it counts as seen
+            future.exception()  # retrieved, so that asyncio does not print it
 
 
 def _error(message: RobotRejected) -> EdgeflowError:

@@ -127,7 +127,7 @@ class Gateway(ServingChild):
     def _handle(self, message: ChildMessage, descriptors: list[int]) -> None:
         match message:
             case ServiceState():
-                self._control.said(message)
+                self._control.update_state(message)
             case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
             case Certificates():
@@ -135,7 +135,7 @@ class Gateway(ServingChild):
             case MetricsSnapshot(process):
                 self._texts[process] = sealed(descriptors).decode()
             case Models(inputs):
-                self._control.learned(inputs)
+                self._control.update_inputs(inputs)
                 self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
             case Drain():
                 self.draining = True

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgeflow.service.faults import no_worker
+from edgeflow.service.errors import no_worker
 from edgeflow.service.http.answers import CALLER, REQUEST_ID
 from edgeflow.service.http.middleware import PEER, PRINCIPAL, TOKEN
 from edgeflow.service.security.auth import Caller

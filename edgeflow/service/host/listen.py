@@ -8,7 +8,7 @@ import socket
 from edgeflow_client.errors import AddressError
 
 BACKLOG = 128
-RECEIVE_BYTES = 128 << 10  # that the system takes in for a connection which is not read; it would take megabytes
+RECEIVE_BYTES = 128 << 10  # buffered by the system for an unread connection; its default is megabytes
 
 
 def address_text(host: str, port: int) -> str:
@@ -19,7 +19,7 @@ def address_text(host: str, port: int) -> str:
 def bind(key: str, host: str, port: int, receive_bytes: int = RECEIVE_BYTES) -> socket.socket:
     """A TCP socket that listens on an address; AddressError names the configuration key. The caller closes it.
 
-    receive_bytes: that the system takes in for a connection which is not read.
+    receive_bytes: the system's buffer for a connection that is not read.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -1,4 +1,4 @@
-"""Standard error as a pipe that never blocks, so that nobody who writes there waits for its reader."""
+"""Standard error as a pipe that never blocks, so that no writer waits for its reader."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Output:
     ) -> None:
         deadline_s = time.monotonic() + CLOSE_S
         _flush()
-        os.dup2(self._nowhere, STDERR)  # the end of the pipe, unless a child still has it
+        os.dup2(self._nowhere, STDERR)  # ends the pipe, unless a child still has it
         self._pump.join(CLOSE_S / 2)
         if self.lines.close(max(deadline_s - time.monotonic(), 0.0)) and self._takes_more():
             os.dup2(self._original, STDERR)
@@ -58,7 +58,7 @@ class Output:
         return LineWriter(STDOUT)
 
     def _takes_more(self) -> bool:
-        """True if a line written now neither fails nor waits, as far as one can see."""
+        """True if a line written now will probably neither fail nor wait."""
         poll = select.poll()
         poll.register(self._original, select.POLLOUT)
         return not self.lines.broken and [events for _, events in poll.poll(0)] == [select.POLLOUT]

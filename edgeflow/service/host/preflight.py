@@ -1,4 +1,4 @@
-"""Checks of a model directory that need no loading, so that a wrong one is rejected at once."""
+"""Checks of the configuration and the model directory before anything is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "
 
 
 def check_configured(config: ServiceConfig) -> None:
-    """Check that what a configuration names is there: models, profile, overlays, tokens, certificates, device.
+    """Check that everything named in a configuration exists: models, profile, overlays, tokens, certificates, device.
 
     StartError names the key. Nothing is loaded. Models of the hub are fetched by the worker, and checked there.
     """

@@ -17,7 +17,7 @@ try:
 except ImportError:
     uvloop = None
 
-KEPT_BYTES = 16 << 20  # of freed memory, for the frames that come next; larger blocks than half of it go back at once
+KEPT_BYTES = 16 << 20  # freed memory kept for the next frames; blocks larger than half of it are returned at once
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -37,7 +37,7 @@ def no_core_dumps() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what was freed: else the pages of every raw frame are given back, and cleared for the next one."""
+    """Let glibc keep freed memory. Otherwise the pages of every raw frame are returned, and cleared for the next."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:  # another C library

@@ -27,7 +27,7 @@ _MCL_CURRENT, _MCL_FUTURE = 1, 2
 
 
 def check_limits() -> None:
-    """StartError for limits with which no service can start. Call it before the libraries are loaded."""
+    """StartError for resource limits with which the service cannot start. Call it before libraries are loaded."""
     for limit, option, least, each, unit in LIMITS:
         soft, _ = resource.getrlimit(limit)
         if soft != resource.RLIM_INFINITY and soft < least:
@@ -37,7 +37,7 @@ def check_limits() -> None:
             )
 
 
-def settle(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
+def set_scheduling(who: str, pid: int, cpus: Sequence[int], priority: int) -> list[str]:
     """Set the CPUs and the priority of a process; returns one warning for each that could not be set.
 
     All present threads get them, and later ones inherit them. pid: 0 = the calling thread. priority: 0 = unchanged, -20

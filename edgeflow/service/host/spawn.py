@@ -18,7 +18,7 @@ UNKNOWN_END = "an unknown end"
 
 
 class SpawnedProcess:
-    """A child process. It dies with the thread that started it, if it is bound to it (ipc/parent_death.py)."""
+    """A child process. If it is bound to its parent (ipc/parent_death.py), it dies with the thread that started it."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -78,7 +78,7 @@ async def until_ended(process: ChildProcess, timeout_s: float) -> str | None:
 
 
 def how_it_ended(status: int) -> str:
-    """The status of `os.waitpid`, in words."""
+    """The status from `os.waitpid` in words."""
     code = os.waitstatus_to_exitcode(status)
     return f"exit code {code}" if code >= 0 else f"signal {_signal_name(-code)}"
 
@@ -91,8 +91,8 @@ def spawn(
 ) -> SpawnedProcess:
     """Start `run` of a module as a process in a new session; OSError if that is impossible.
 
-    It gets `descriptors` under their numbers, no standard input, and standard error for both kinds of output.
-    environment: default: this process's.
+    It inherits `descriptors` under the same numbers, has no standard input, and writes standard output to standard
+    error. environment: None = that of this process.
     """
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0),
@@ -104,8 +104,8 @@ def spawn(
         [sys.executable, "-c", _code(entry, descriptors), *arguments],
         dict(os.environ if environment is None else environment),
         file_actions=actions,
-        setsid=True,  # a signal to our process group is ours to handle
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # the interpreter ignores them
+        setsid=True,  # control handles signals to its process group, such as Ctrl-C
+        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # this interpreter ignores them, which a child would inherit
     )
     return SpawnedProcess(pid)
 
@@ -121,7 +121,7 @@ def _signal_name(number: int) -> str:
 def _code(entry: str, descriptors: Sequence[int]) -> str:
     """The code of the child, which imports from the same paths; `-m` would search the current directory first.
 
-    It closes what it should not have: descriptors that this process inherited, or that a library left open for it.
+    It closes all other descriptors: those that this process inherited, or that a library left inheritable.
     """
     kept = [STDERR, *sorted(descriptors), MOST_DESCRIPTORS]
     close = "".join(f"os.closerange({low + 1}, {high}); " for low, high in pairwise(kept))

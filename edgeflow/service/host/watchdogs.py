@@ -14,11 +14,11 @@ from edgeflow.service.observe.log import EventLog, stack_of
 
 CHECK_S = 0.1
 STALL_S = 2.0
-GIVE_UP_S = 10.0  # robots have long been holding; all that helps is another process
+GIVE_UP_S = 10.0  # robots hold already; only a new process helps
 
 
 class VitalTask:
-    """A task that runs until `stop`. If it ends before, it is logged as `task_ended` and `ended` gets the reason."""
+    """A task that runs until `stop`. If it ends earlier, it is logged as `task_ended`, and `ended` gets the reason."""
 
     def __init__(
         self, name: str, work: Coroutine[Any, Any, object], log: EventLog, ended: Callable[[str], None]
@@ -46,7 +46,7 @@ class VitalTask:
             raise
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._work.close()  # if it was cancelled before it began
+        self._work.close()  # it may have been cancelled before its first step
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not print it
         if self._stopping:
@@ -58,7 +58,7 @@ class VitalTask:
 
 
 class LoopWatch:
-    """Watches for missing beats. It counts time in its own steps, so that a suspended process raises no alarm.
+    """Watches for missing beats of the loop. It counts its own steps, so that a suspended process raises no alarm.
 
     Create it on the loop's thread. Callbacks come from the watching thread: `stalled` with the loop's stack (functions,
     files, lines) after STALL_S, `resumed` once the loop runs again, `give_up` after GIVE_UP_S.
@@ -105,7 +105,7 @@ class LoopWatch:
 
     @staticmethod
     def _call(callback: Callable[[], None]) -> None:
-        """Call back; no error there ends the watch."""
+        """Call back; errors of the callback do not end the watch."""
         with contextlib.suppress(Exception):
             callback()
 

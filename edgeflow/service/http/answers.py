@@ -1,4 +1,4 @@
-"""The answers to all requests, of strangers and of the gateway: their ids, errors without exception text, their end."""
+"""Answers to all HTTP requests: request ids, errors without exception texts, and slow readers."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class _ResponseStream:
             timer.cancel()
 
     async def reject(self, error: EdgeflowError) -> None:
-        """Answer with an error; where an answer has begun, the connection ends."""
+        """Answer with an error; if an answer has begun, end the connection."""
         if self._started:
             self._abort()
             return

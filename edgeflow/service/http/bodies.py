@@ -15,7 +15,7 @@ from edgeflow_client.reasons import Reason
 JSON_TYPE = "application/json"
 MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 MAX_DEPTH = 32
-CHARACTERS_PER_VALUE = 32  # average outside strings: a number in full precision has 25
+CHARACTERS_PER_VALUE = 32  # on average, outside strings: a number in full precision has 25
 _CHUNK_BYTES = 16 << 10  # scanning takes a small multiple of that in memory
 _SPACE = b" \t\r\n"
 _NO_BRACKET = bytes(byte for byte in range(256) if byte not in b"[]{}")
@@ -46,7 +46,7 @@ def parse_json(data: bytes, most: int) -> Any:
 
 
 def object_of(pairs: list[tuple[Any, Any]], field: str = "body") -> dict[str, Any]:
-    """An object of these members; a name given twice would mean one thing here and another elsewhere."""
+    """An object with these members. A repeated name is rejected, because parsers disagree on its meaning."""
     if not all(isinstance(name, str) for name, _ in pairs):
         raise _unparsable("must have text as keys", field)
     members = dict(pairs)
@@ -74,9 +74,9 @@ def parse_msgpack(
 
 
 class _JSONScan:
-    """Counts the values of a JSON text, chunk by chunk: strings are cut out, what remains is structure.
+    """Counts the values of a JSON text, chunk by chunk: strings are cut out, and the rest is structure.
 
-    A text that ends up with a wrong count here is not JSON, and the parser stops where counting went wrong.
+    A text with a wrong count is not JSON, and the parser stops where counting went wrong.
     """
 
     def __init__(self, most: int) -> None:
@@ -93,7 +93,7 @@ class _JSONScan:
             end = min(at + _CHUNK_BYTES, len(data))
             chunk = data[at:end]
             if (len(chunk) - len(chunk.rstrip(b"\\"))) % 2 and end < len(data):
-                end += 1  # an escape belongs to one chunk
+                end += 1  # keep an escape in one chunk
                 chunk = data[at:end]
             self._add(chunk)
             at = end

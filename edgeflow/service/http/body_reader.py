@@ -1,4 +1,4 @@
-"""Bodies of observations: large ones are read a few at a time, so that they cannot fill the memory together."""
+"""Bodies of observations. Only a few large ones are read at a time, so that together they cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from edgeflow.service.http.answers import CALLER, BodyLate, BodyTooLarge, next_p
 from edgeflow_client.errors import RETRY_AFTER_MS, ResourceExhausted
 from edgeflow_client.reasons import Reason
 
-SMALL_BODY_BYTES = 128 << 10  # bodies up to here are read at once; the rest of a larger one needs a place
-LARGE_BODIES = 8  # places
+SMALL_BODY_BYTES = 128 << 10  # bodies up to this size are read at once; the rest of a larger one needs capacity
+LARGE_BODIES = 8  # that are read at the same time
 LARGE_PER_ADDRESS = 2
-LARGE_WAIT_S = 3.0  # for a place
+LARGE_WAIT_S = 3.0  # for capacity
 LARGE_READ_S = 2.0  # for the rest of a body to arrive
 
 
 class BodyReader:
-    """Reads bodies of at most so many bytes. what: they hold, for messages."""
+    """Reads bodies of at most `most` bytes. what: the contents, for messages."""
 
     def __init__(self, most: int, what: str) -> None:
         self._most = most
         self._what = what
-        self._places = _BodyCapacity()
+        self._capacity = _BodyCapacity()
 
     @contextlib.asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
-        """The body of a request, for which a large one has a place within the context."""
-        async with contextlib.AsyncExitStack() as place:
-            yield await self._body(request, place)
+        """The body of a request. A large one uses capacity until the context ends."""
+        async with contextlib.AsyncExitStack() as used:
+            yield await self._body(request, used)
 
-    async def _body(self, request: Request, place: contextlib.AsyncExitStack) -> bytes:
+    async def _body(self, request: Request, used: contextlib.AsyncExitStack) -> bytes:
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length) > self._most:
             raise self._too_large()
@@ -43,7 +43,7 @@ class BodyReader:
             more = await self._next(request, data)
         if more:
             peer: str = request.scope[CALLER].peer
-            await self._places.take(peer, place)
+            await self._capacity.take(peer, used)
             try:
                 await asyncio.wait_for(self._rest(request, data), LARGE_READ_S)
             except asyncio.TimeoutError:
@@ -67,19 +67,19 @@ class BodyReader:
 
 
 class _BodyCapacity:
-    """SessionCapacity to read large bodies, some of them per address."""
+    """The capacity for large bodies, and a part of it per address."""
 
     def __init__(self) -> None:
         self._all = asyncio.Semaphore(LARGE_BODIES)
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def take(self, address: str, place: contextlib.AsyncExitStack) -> None:
-        """Wait for a place, and give it back with the context; ResourceExhausted if none gets free."""
+    async def take(self, address: str, used: contextlib.AsyncExitStack) -> None:
+        """Wait for capacity, and release it with the context; ResourceExhausted if none becomes free."""
         own = self._of.setdefault(address, asyncio.Semaphore(LARGE_PER_ADDRESS))
         try:
-            for each in (own, self._all):
+            for each in (own, self._all):  # the address first: while it waits, it must not hold common capacity
                 await asyncio.wait_for(each.acquire(), LARGE_WAIT_S)
-                place.callback(each.release)
+                used.callback(each.release)
         except asyncio.TimeoutError:
             text = "other large bodies are being read"
             raise ResourceExhausted(

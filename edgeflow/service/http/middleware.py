@@ -56,16 +56,16 @@ PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgefl
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Names in the Host and Origin headers that are accepted besides loopback's; without `checked`, any are."""
+    """Names accepted in Host and Origin headers besides those of loopback; without `checked`, all are accepted."""
 
     checked: bool = False
     names: frozenset[str] = frozenset()
     pages: bool = True
-    """Web pages may call the service under any name where hosts are not checked; else only its own may."""
+    """If hosts are not checked, web pages of any name may call the service; otherwise only its own may."""
 
     @classmethod
     def of(cls, host: str, names: Sequence[str], *, pages: bool = True) -> Hosts:
-        """The hosts of an address to listen on. On loopback they are checked always, elsewhere if there are names."""
+        """The hosts of a listening address. They are always checked on loopback, elsewhere only if names are given."""
         accepted = frozenset(name.lower() for name in (*names, host))
         return cls(is_loopback(host) or bool(names), accepted, pages)
 
@@ -143,7 +143,7 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
-            if path.startswith(ADMIN_PATH) and not self._authenticator.asks and not is_loopback(peer):
+            if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",
                     field="peer",
@@ -153,7 +153,7 @@ class PublicMiddleware(Middleware):
                 return Caller(peer)
             return self._authenticator.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
         except (Unauthenticated, PermissionDenied) as error:
-            self._authenticator.rejected(listed(path, self._roles), peer, error)
+            self._authenticator.count_rejection(listed(path, self._roles), peer, error)
             raise
 
     def _check_length(self, headers: dict[bytes, bytes]) -> None:
@@ -189,7 +189,7 @@ def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
 
 
 class InternalMiddleware(Middleware):
-    """The middleware of requests from the gateway, which has checked them: the caller is who it says it is."""
+    """The middleware of requests from the gateway, which has checked them; its headers name the caller."""
 
     def admit(self, scope: Scope, receive: Receive) -> Receive:
         headers = dict(scope["headers"])

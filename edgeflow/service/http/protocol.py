@@ -1,4 +1,4 @@
-"""HTTP connections with limits that uvicorn lacks: time for headers and bodies, connections, chunks; and stricter.
+"""HTTP connections with limits that uvicorn lacks, on connections, chunks and the time of heads and bodies.
 
 A connection ends by itself once nobody reads its last answer, which is written so that the client can read it.
 """
@@ -25,7 +25,7 @@ from edgeflow.service.http.answers import ABORT, error_of_status
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 
 GOODBYE_S = 1.0  # for a client to read its last answer
-MAX_REJECTED = 256  # connections that are being rejected at once; further ones are reset
+MAX_REJECTED = 256  # connections answered with 429 at the same time; further ones are reset
 LINGER_S = 30.0  # for a client to read an answer that is complete, once the connection is closed
 HEADER_BYTES = 16 << 10
 MAX_CHUNKS = 2048  # parsing one takes about 10 us, all at once
@@ -53,14 +53,14 @@ TOO_MANY = last_answer(429, "too many connections: close some, or try again late
 
 @dataclass(slots=True)
 class Rejections:
-    """Connections beyond a limit."""
+    """Connections beyond a limit, which are answered with 429."""
 
     most_bytes: int
-    """The most bytes read of one of them."""
+    """The most bytes read from one of them."""
     open: set[asyncio.Transport] = field(default_factory=set)
 
     def reject(self, transport: asyncio.Transport) -> None:
-        """Answer 429, or reset the connection where too many are being rejected already."""
+        """Answer 429, or reset the connection if too many are being rejected already."""
         if len(self.open) >= MAX_REJECTED:
             transport.abort()
             return
@@ -106,7 +106,7 @@ class _Rejected(asyncio.Protocol):
 
 
 class Connection(H11Protocol):
-    """The library's connection with an end; requests find it under ABORT."""
+    """The library's connection, which requests can end under ABORT."""
 
     _linger: asyncio.TimerHandle | None = None
 
@@ -126,13 +126,13 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """A connection that was closed ends, whether or not its last answer was read."""
+        """End a closed connection even if its last answer is never read."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._end_soon()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, whether or not its last answer was read."""
+        """Close an idle connection even if its last answer is never read."""
         super().timeout_keep_alive_handler()
         self._end_soon()
 
@@ -151,7 +151,7 @@ class SharedLimits:
         self.metrics = metrics
         self.rejections = Rejections(limits.http_body_bytes + HEADER_BYTES)
         self.open: Counter[str] = Counter()
-        self.partial_bytes = 0  # of messages of all websockets that have not arrived whole
+        self.partial_bytes = 0  # of incomplete messages of all websockets
         self.partial_of: Counter[str] = Counter()  # the same by address
 
     def connect(self, config: Config, state: ServerState) -> BoundedProtocol:
@@ -217,7 +217,7 @@ class BoundedProtocol(Connection):
         super().data_received(data)
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection on, and with it the place that it has among those of its address."""
+        """Hand the connection on. It still counts among those of its address."""
         self._stop()
         address, self._address = self._address, None
         made: Any = self.ws_protocol_class
@@ -236,7 +236,7 @@ class BoundedProtocol(Connection):
             self._stop()
 
     def send_400_response(self, _: str) -> None:
-        """Reject what is not HTTP in the form of every error; the library's words would repeat the client's."""
+        """Reject invalid HTTP with an ordinary error body; the library's text would repeat the client's words."""
         status = self._strict.status
         self._close_with(status, _WORDS.get(status, "this is not a valid HTTP request"))
 
@@ -311,7 +311,7 @@ class _StrictConnection(h11.Connection):
 
 
 def _check_head(data: bytes) -> None:
-    """Check what h11 would repair: it keeps no trace of it."""
+    """Check what h11 repairs without leaving a trace."""
     end = _HEAD_END.search(data)
     if end is None:
         return

@@ -1,4 +1,4 @@
-"""An HTTP server on a bound socket, of the gateway and of the chat front."""
+"""The HTTP server of the gateway, the robots' process and the chat front, on a bound socket."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def plain(config: uvicorn.Config, state: ServerState) -> Connection:
 
 @dataclass(frozen=True, slots=True)
 class Websockets:
-    """Connections may become websockets."""
+    """Settings of a server whose connections may become websockets."""
 
     protocol: type[asyncio.Protocol]
-    """Their class."""
+    """The class of these connections."""
     most_bytes: int
     """The most bytes of a message."""
 
@@ -93,7 +93,7 @@ class _UvicornServer(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves an application between `start` and `stop`. sock: bound. connect: makes its connections."""
+    """Serves an application between `start` and `stop`. sock: bound. connect: creates connections."""
 
     def __init__(
         self,

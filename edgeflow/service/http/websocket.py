@@ -20,10 +20,10 @@ from websockets.frames import Frame
 from edgeflow.service.http.protocol import GOODBYE_S, SharedLimits, last_answer
 from edgeflow.service.sessions.rates import RollingCount
 
-MOST_PARTIAL_BYTES = 64 << 20  # of messages of all connections that have not arrived whole; of an address, a quarter
-MOST_QUEUED = 16  # messages that wait for the ones before them
-MOST_PARTS = 1024  # of a message
-MOST_PINGS = 1000  # of a client in 10 s
+MOST_PARTIAL_BYTES = 64 << 20  # of incomplete messages of all connections; a quarter of it per address
+MOST_QUEUED = 16  # messages that wait for a reply
+MOST_PARTS = 1024  # per message
+MOST_PINGS = 1000  # per client in 10 s
 Data: TypeAlias = bytes | str
 RECEIVED_NS = "edgeflow.received_ns"  # key of a message
 CONNECTION = "edgeflow.websocket"  # key in the state of a scope
@@ -38,7 +38,7 @@ class _Stamping(asyncio.Queue[Any]):
 
 
 class BoundedWebsocket(WebSocketsSansIOProtocol):
-    """A connection under the limits of its server. address: of its client, which has a place there until it ends."""
+    """A connection under the limits of its server. address: of the client, under which it counts until it ends."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
     @property
     def answering(self) -> bool:
-        """True until all that was sent has left this process."""
+        """True until everything sent has left this process."""
         return bool(self.transport.get_write_buffer_size())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,15 +111,15 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
         self._whole()
         if self.read_paused:
             self.read_paused = False
-            self.transport.resume_reading()  # and forget what comes
+            self.transport.resume_reading()  # discard the rest
 
     async def send(self, message: ASGISendEvent) -> None:
         if self.close_sent and message["type"] == "websocket.send":
-            raise ClientDisconnected  # by an end that the conversation has not heard of yet
+            raise ClientDisconnected  # the connection ended, which the conversation does not know yet
         await super().send(message)
 
     def handle_ping(self) -> None:
-        """Answer a ping; each one costs time, and memory until its answer is read."""
+        """Answer a ping. Each costs time, and memory until its answer is read."""
         if not self.close_sent and not self.transport.is_closing():
             super().handle_ping()
             self._count_ping()
@@ -138,7 +138,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
             self._reject("websocket_pings", POLICY_VIOLATION, f"more than {MOST_PINGS} pings and pongs in 10 s")
 
     def keepalive_timeout(self) -> None:
-        """Close a connection whose client answers no ping, whether or not it takes what was sent."""
+        """Close a connection whose client does not answer pings, even if it reads."""
         super().keepalive_timeout()
         self._end_soon()
 
@@ -177,7 +177,7 @@ class BoundedWebsocket(WebSocketsSansIOProtocol):
 
 @contextlib.contextmanager
 def until_gone(websocket: WebSocket) -> Iterator[None]:
-    """Cancel the rest of the context once the client is gone, and go on after it."""
+    """Cancel the rest of the context once the client is gone, and continue after it."""
     connection: BoundedWebsocket = websocket.scope["state"][CONNECTION]
     connection.conversation = asyncio.current_task()
     try:
@@ -194,15 +194,15 @@ async def converse(
     reply: Callable[[Data | None, int], Awaitable[Data]],
     *,
     busy: Callable[[], AbstractContextManager[None]],
-    over: Callable[[], str],
+    close_reason: Callable[[], str],
     slow_s: float,
     slow: Callable[[], None],
 ) -> None:
     """Answer a connection's messages in order until its client leaves.
 
-    reply: takes a message and when it arrived, in nanoseconds. busy: entered from a message until its reply has left.
-    over: why the connection is closed after a reply; "" = it goes on. slow: called when a client leaves a reply unread
-    for slow_s.
+    reply: takes a message and its arrival time in nanoseconds. busy: a context from each message until its reply was
+    sent. close_reason: the reason to close the connection after a reply; "" = keep it open. slow: called if a client
+    leaves a reply unread for slow_s.
     """
     loop = asyncio.get_running_loop()
     while (message := await websocket.receive())["type"] != "websocket.disconnect":
@@ -214,6 +214,6 @@ async def converse(
                 await (websocket.send_text(answer) if isinstance(answer, str) else websocket.send_bytes(answer))
             finally:
                 timer.cancel()
-        if text := over():
+        if text := close_reason():
             await websocket.close(POLICY_VIOLATION, text)
             return

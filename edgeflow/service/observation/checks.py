@@ -1,4 +1,4 @@
-"""Checks of texts, names, state and the request that opens a session: everything that needs neither the policy nor the
+"""Checks of texts, names, state and the opening request of a session: everything that needs neither the policy nor the
 state of the service. Every front end makes them, whatever its protocol.
 """
 
@@ -45,7 +45,7 @@ def check_name(name: str, field: str) -> str:
 
 
 def text_too_long(field: str, limits: LimitsConfig) -> InvalidArgument:
-    """The rejection of a text that exceeds the limit."""
+    """The error for a text that exceeds the limit."""
     return InvalidArgument(
         f"exceeds the limit of {limits.text_bytes} bytes of UTF-8", field=field, reason=Reason.TEXT_TOO_LONG
     )
@@ -66,7 +66,7 @@ def check_vectors(vectors: Sequence[StateSpec], limits: LimitsConfig) -> None:
 
 
 def check_numbers(values: Sequence[float], expected: int) -> tuple[float, ...]:
-    """The state of a frame: as many numbers as its session was opened with, all plausible."""
+    """The state of a frame, with the number of values that its session declared, all of them plausible."""
     if len(values) != expected:
         raise InvalidArgument(
             f"has {len(values)} values; the session was opened with {expected} numbers",
@@ -84,7 +84,7 @@ def check_numbers(values: Sequence[float], expected: int) -> tuple[float, ...]:
 
 
 def check_counts(sizes: Sequence[int], limits: LimitsConfig) -> None:
-    """Validate the sizes of vectors: none is empty, and all together have no more numbers than the limit."""
+    """Validate the sizes of vectors: none is empty, and their sum is within the limit."""
     for index, size in enumerate(sizes):
         if size < 1:
             text = f"is {size}; a vector has at least one number"
@@ -95,7 +95,7 @@ def check_counts(sizes: Sequence[int], limits: LimitsConfig) -> None:
 
 
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
-    """Validate an Open that another process has checked, by the same limits."""
+    """Validate an opening request that another process has already checked by the same limits."""
     if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     check_camera_names([camera.name for camera in opened.cameras], limits)
@@ -158,7 +158,7 @@ def check_depth(mode: Mode | None, depth: int) -> None:
 
 
 def check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -> None:
-    """Check what the model does not decide; that max_passes is at most K is checked at admission."""
+    """Check everything that does not depend on the model; admission checks that max_passes is at most K."""
     for name, value in (("tolerance_bins", tolerance_bins), ("max_passes", max_passes)):
         if value and mode is not Mode.SPECULATIVE:
             raise InvalidArgument(
@@ -175,7 +175,7 @@ def check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -
 
 
 def check_rtc(rtc: bool, chunks: bool) -> bool:
-    """Validate that only clients who execute chunks ask to continue them; returns it."""
+    """Validate that rtc is set only by clients that execute chunks; returns it."""
     if rtc and not chunks:
         raise InvalidArgument(
             "may only be set by clients that execute chunks: set open.chunks",

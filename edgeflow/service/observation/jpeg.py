@@ -39,7 +39,7 @@ _PADDING = re.compile(rb"\x00*|\xff*")
 
 
 def orientation(exif: bytes) -> int:
-    """The orientation in a block of metadata; UPRIGHT where it says nothing that can be read. Never fails."""
+    """The orientation in a block of metadata; UPRIGHT if it has none that can be read. Never fails."""
     tiff = exif.removeprefix(PREFIX)
     order = _ORDERS.get(tiff[:4])
     if order is None or len(tiff) < 8:

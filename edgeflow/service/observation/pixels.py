@@ -22,11 +22,11 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 Pixels = NDArray[np.uint8]
-STEP_BYTES = 64 << 10  # the library takes nothing but bytes; copies of this size stay in the processor's cache
+STEP_BYTES = 64 << 10  # the library takes only bytes objects: copies of this size stay in the processor's cache
 
 
 def raw_pixels(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...] | None:
-    """The pixels of a frame without a checksum, of which the policy takes only raw images; None for other frames."""
+    """The pixels of a frame that needs no work: without a checksum and with raw images only. None for other frames."""
     if frame.crc32c is not None or any(camera.format is not ImageFormat.RGB8 for camera in opened.policy_cameras):
         return None
     return decode_frame(frame, opened)
@@ -39,14 +39,14 @@ def decode_frame(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payload, ...
 
 
 def decode_frame_into(memory: memoryview, frame: CheckedFrame, opened: OpenRequest) -> None:
-    """Write the same, one image after the other, into memory of `frame_bytes`."""
+    """Decode a frame into memory of `frame_bytes`, one image after the other."""
     _check_sum(frame)
     for camera, part in zip(opened.policy_cameras, images_of(memory, opened), strict=True):
         _write(part, frame, opened, camera)
 
 
 def images_of(memory: memoryview, opened: OpenRequest) -> tuple[memoryview, ...]:
-    """The images in such memory, one per camera of the policy."""
+    """The images in memory filled by `decode_frame_into`, one per camera of the policy."""
     sizes = [image_bytes(camera) for camera in opened.policy_cameras]
     return tuple(memory[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True))
 

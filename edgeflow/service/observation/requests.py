@@ -39,12 +39,12 @@ class OpenRequest:
     chunks: bool = False
     """The client executes chunks of several actions."""
     rtc: bool = False
-    """Answers continue the chunk that the robot executes, where the policy can."""
+    """Answers continue the chunk in execution, if the policy can."""
     depth: int = 0
-    """With Mode.DEPTH only."""
+    """Only with Mode.DEPTH."""
     tolerance_bins: int = 0
     max_passes: int = 0
-    """Both: with Mode.SPECULATIVE only, as in contract.Speculation."""
+    """tolerance_bins and max_passes: only with Mode.SPECULATIVE, as in contract.Speculation."""
     front: str = ""
     """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
     policy_cameras: tuple[CameraSpec, ...] = ()
@@ -55,7 +55,7 @@ class OpenRequest:
 
     @property
     def numbers(self) -> int:
-        """Numbers of state in a frame."""
+        """State values per frame."""
         return sum(each.size for each in self.state)
 
 
@@ -72,17 +72,17 @@ class CheckedFrame:
     """None = unchanged."""
     crc32c: int | None = None
     pixels: tuple[Payload, ...] | None = None
-    """height*width*3 RGB bytes of each of the policy's cameras if they were decoded elsewhere, in decode_ns; None =
-    decode them here.
+    """height*width*3 RGB bytes of each of the policy's cameras, if another process decoded them within decode_ns;
+    None = decode them here.
     """
     decode_ns: int = 0
     playing: Playing | None = None
-    """The chunk that the robot executes at the capture."""
+    """The chunk in execution at the capture."""
     arrived: Arrived | None = None
-    """The newest answer."""
+    """The newest answer that reached the robot."""
 
 
-MOST_CHARACTERS = 400  # of a list: texts travel in trailers, which have a limit
+MOST_CHARACTERS = 400  # of a list: error texts travel in trailers, which have a limit
 PREFIXES = ("observation.images.", "observation.", "observation/")
 Mapped = TypeVar("Mapped")
 CAMERAS, STATE = "open.cameras", "open.state"
@@ -94,7 +94,7 @@ def list_text(names: Iterable[str]) -> str:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Parts separated by commas, cut where they become too long; "none" if there are none."""
+    """Parts separated by commas, shortened if they are too long; "none" if there are none."""
     text = ", ".join(parts) or "none"
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} …"
 
@@ -106,7 +106,7 @@ def need_text(need: CameraNeed) -> str:
 
 
 def state_text(state: StateSpec) -> str:
-    """A state vector: its name and size, and its elements with their units where they are stated."""
+    """A state vector: its name and size, and its elements with their units if stated."""
     names = state.elements or ("",) * state.size
     units = state.units or ("",) * state.size
     parts = [" ".join(filter(None, pair)) for pair in zip(names, units, strict=True)]
@@ -120,9 +120,9 @@ class Names:
 
     cameras: Mapping[str, str]
     state: Mapping[str, str | list[str]]
-    """One name, or several to join."""
+    """One name, or several whose vectors are joined."""
     section: str = ""
-    """The section of the configuration that a rejection suggests to change."""
+    """The section of the configuration that errors suggest to change."""
 
     @classmethod
     def of(cls, config: ServiceConfig, inputs: PolicyInputs, front: str = "") -> Names:
@@ -175,7 +175,7 @@ def _resolved(key: str, configured: Mapping[str, Mapped], needed: Sequence[str])
 
 
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
-    """The request with the policy's cameras and numbers; a RequestError says what is needed and what came.
+    """The request with the policy's cameras and state values; a RequestError names what is needed and what was sent.
 
     ConfigError where the names are not the policy's, which the service checks when its worker is ready.
     """
@@ -186,7 +186,7 @@ def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenReq
 
 
 def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:
-    """A matched request with only those state vectors that the policy takes numbers of, and their numbers of a frame.
+    """A matched request reduced to the state vectors that the policy uses, and their values in a frame.
 
     Its policy_numbers are empty: it is to be matched again.
     """
@@ -333,7 +333,7 @@ class _State:
 
 
 def _hint_text(key: str, mapping: Mapping[str, object], found: str | list[str]) -> str:
-    """The line to configure; none where it is too long to be read in a rejection."""
+    """The line to configure; "" if it is too long for an error."""
     value: Mapping[str, object] = mapping
     *sections, last = key.split(".")
     for section in reversed((*sections[1:], last)):
@@ -348,7 +348,7 @@ def _sides_text(text: str, needed: str, sent: str, hint: str) -> str:
 
 
 def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
-    """Reject single actions of chunks that hold displacements: each row goes on from the one before it."""
+    """Reject single actions from chunks of displacements: each row continues from the one before it."""
     if schema.horizon > 1 and any(schema.relative) and not request.chunks:
         raise FailedPrecondition(
             f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "

@@ -16,15 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-MOST = 8  # connections; the oldest gives way
-PATIENCE_S = 2.0  # for a request
+MOST = 8  # connections; a new one replaces the oldest
+PATIENCE_S = 2.0  # for a request to arrive
 REQUEST_BYTES = 4096
-WAIT_S = 0.2  # between looks at the clock, and after a descriptor was lacking
+WAIT_S = 0.2  # between checks of the clock, and after a lack of descriptors
 LIVE, READY = ("/live", "/healthz"), ("/ready", "/readyz")
 
 
 class HealthState(str, Enum):
-    """The state of the service. DEGRADED: sessions are kept while the worker is replaced. FAULT: that failed."""
+    """The state of the service. DEGRADED: sessions stay open while the worker is replaced. FAULT: that failed."""
 
     STARTING = "starting"
     WARMING = "warming"
@@ -57,7 +57,7 @@ class Health:
 
     @property
     def stalled(self) -> bool:
-        """True while the event loop is blocked, as a watching thread reports."""
+        """True while the event loop is blocked, as reported by the watching thread."""
         return self._stalled
 
     @stalled.setter
@@ -72,7 +72,7 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """True if a session opened now gets actions: a worker runs and the service is not stopping."""
+        """True if new sessions get actions: a worker runs and the service is not stopping."""
         return self.state is HealthState.READY and not self._stalled
 
     def listen(self, listener: Callable[[HealthState], None]) -> None:
@@ -102,7 +102,7 @@ class Health:
 
 @dataclass(slots=True)
 class _HealthConnection:
-    """A client, and what it sent so far."""
+    """A client, and the bytes it has sent."""
 
     sock: socket.socket
     until_s: float
@@ -170,7 +170,7 @@ class HealthListener:
         self._keep(sock)
 
     def _accept_with_spare(self) -> None:
-        """Accept with the descriptor that is held for this; it is held again once the answer is sent."""
+        """Accept with the spare descriptor, which is opened again after the answer."""
         if self._open:
             self._close(next(iter(self._open)))
         elif self._spare >= 0:

@@ -23,11 +23,11 @@ from typing import Any, Protocol
 from edgeflow_client.clock import Clock
 
 PER_SECOND = 10  # lines per event; further ones are counted in the next line
-KEPT_LINES = 1000  # that wait for a slow descriptor; further ones are lost
+KEPT_LINES = 1000  # queued for a slow descriptor; further ones are lost
 CLOSE_S = 0.2
 RETRY_S = 1.0  # between attempts to report lost lines, when nothing else is written
-CLEAR_LINE = "\r\x1b[K"  # a progress bar may be there
-MOST_TEXT = 4000  # characters of a line that somebody else wrote to standard error
+CLEAR_LINE = "\r\x1b[K"  # removes a progress bar
+MOST_TEXT = 4000  # characters of a line that a library wrote to standard error
 PROGRESS = ("step", "done", "total")  # of a start: they change too often for a line each
 ERRORS = frozenset({"failed", "fault", "incident", "task_ended", "worker_failed", "child_failed", "chat_failed"})
 WARNINGS = frozenset(
@@ -93,8 +93,8 @@ class LineWriter:
         self._descriptor = descriptor
         self._wall = wall
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()
-        self._unwritten = 0  # counted by the thread
-        self._rejected = 0  # counted by the callers
+        self._unwritten = 0  # lost lines, counted by the thread
+        self._rejected = 0  # lost lines, counted by the callers
         self._lock = threading.RLock()
         self._reported = 0
         self._torn = False
@@ -107,7 +107,7 @@ class LineWriter:
         return self._rejected + self._unwritten
 
     def write(self, text: str, /) -> int:
-        """Queue text; it is lost if too much waits already."""
+        """Queue text; it is lost if the queue is full."""
         self.pass_on(text.encode(errors="backslashreplace"))
         return len(text)
 
@@ -127,7 +127,7 @@ class LineWriter:
         return os.isatty(self._descriptor)
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
-        """Wait until all is written, but no longer than this; True if it was. Later text is lost."""
+        """Wait until everything is written, at most timeout_s; True if it was. Later text is lost."""
         self._queue.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -145,7 +145,7 @@ class LineWriter:
                 self._unwritten += 1
 
     def _report(self) -> bool:
-        """Write how many lines were lost since the last report, if any; False if that is impossible."""
+        """Write the number of lines lost since the last report, if any; False if that is impossible."""
         lost = self.lost
         if lost == self._reported:
             return True
@@ -170,7 +170,7 @@ class LineWriter:
     def _write(self, data: memoryview) -> int:
         try:
             return os.write(self._descriptor, data)
-        except BlockingIOError:  # somebody who shares the descriptor made it so
+        except BlockingIOError:  # a process that shares the descriptor made it non-blocking
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
             poll.poll()
@@ -196,7 +196,7 @@ class EventLog(Log):
     def event(self, name: str, **values: Any) -> None:
         try:
             super().event(name, **values)
-        except Exception:  # nothing that the service does depends on its log
+        except Exception:  # the service must not fail because of its log
             self._failed += 1
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class EventLog(Log):
 
 
 class LogAnnouncer:
-    """Writes every new phase of the service to its log: what a terminal shows as text, for files and pipes."""
+    """Writes every new phase of the service to its log, for files and pipes; terminals show them as text."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -241,7 +241,7 @@ def event_line(time_s: float, name: str, values: dict[str, Any], *, readable: bo
 
 
 def _plain(value: Any) -> str:
-    """A value as JSON, short words without quotes: nothing that a terminal would obey, and no line's end."""
+    """A value as JSON, short words without quotes; control characters and line ends are escaped."""
     text = value.value if isinstance(value, Enum) else value
     if isinstance(text, str) and text.isascii() and text.isprintable() and text and not set(text) & set(' "=\\'):
         return text

@@ -19,7 +19,7 @@ CONTROL_BUCKETS = (
 
 
 class ProcessMetrics:
-    """The base of a process's metrics. They include garbage collection between `open` and `close`."""
+    """The common metrics of all processes. Garbage collection is measured between `open` and `close`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -45,7 +45,7 @@ class ProcessMetrics:
             gc.callbacks.remove(self._on_gc)
 
     def watch(self, name: str, text: str, count: Callable[[], float]) -> None:
-        """Show a count that is kept elsewhere."""
+        """Show a counter that is kept elsewhere."""
         self.registry.register(_Count(f"edgeflow_{name}", text, count))
 
     def text(self) -> bytes:
@@ -53,7 +53,7 @@ class ProcessMetrics:
         return generate_latest(self.registry)
 
     def text_by_family(self) -> Iterator[bytes]:
-        """The same text, a family at a time, so that a loop can write it in steps."""
+        """The same text, one metric family at a time, so that a loop can write it in steps."""
         for family in self.registry.collect():
             yield generate_latest(_One(family))
 

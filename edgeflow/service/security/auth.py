@@ -27,7 +27,7 @@ from edgeflow_client.reasons import Reason
 KEY = "tokens_file"
 SCHEMES = ("Bearer ", "Api-Key ")  # the second is openpi's
 MAX_CREDENTIAL = 512  # characters
-TOKEN_BYTES = 32  # random ones
+TOKEN_BYTES = 32  # of randomness
 
 
 class Role(str, Enum):
@@ -53,7 +53,7 @@ class Caller:
     peer: str
     principal: str = ""
     token: str = field(default="", repr=False)
-    """Its hash; principal and token are empty where no tokens are required."""
+    """The hash of the token. principal and token are empty if no tokens are required."""
 
 
 Networks: TypeAlias = Sequence[IPv4Network | IPv6Network]
@@ -88,9 +88,9 @@ ENTRIES = TypeAdapter(list[TokenEntry])
 
 
 class Authenticator:
-    """Checks callers against the tokens in force. entries: None = no token is required, everybody is admitted.
+    """Checks callers against the tokens in force. entries: None = no token is required and every caller is admitted.
 
-    peers: networks whose robots may connect without a token, to front ends for clients that cannot send one.
+    peers: networks whose robots may connect without a token to front ends whose clients cannot send one.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class Authenticator:
         self._now = now or (lambda: datetime.now(timezone.utc))
 
     def replace(self, entries: Sequence[TokenEntry] | None) -> None:
-        """Put other tokens in force."""
+        """Replace the tokens in force."""
         self._entries = entries
 
     @property
-    def asks(self) -> bool:
+    def tokens_required(self) -> bool:
         """True if tokens are required."""
         return self._entries is not None
 
@@ -131,13 +131,13 @@ class Authenticator:
             )
         return Caller(peer, entry.principal, entry.sha256)
 
-    def rejected(self, where: str, peer: str, error: RequestError) -> None:
+    def count_rejection(self, where: str, peer: str, error: RequestError) -> None:
         """Count and log a rejected call."""
         self._metrics.auth_failures.labels(error.reason).inc()
         self._log.event("auth_failed", where=where, peer=peer, reason=error.reason)
 
     def may_control(self, caller: Caller) -> bool:
-        """True if the token with which a session was opened still permits it, or the network of one without."""
+        """True if the session is still permitted: by the token that opened it, or without one by its network."""
         return self._may(caller, CONTROL) or (not caller.token and is_within(caller.peer, self._peers))
 
     def may_chat(self, caller: Caller) -> bool:
@@ -193,7 +193,7 @@ class TokensFile:
         except ConfigError as error:
             if now != self._unusable:
                 self._log.event("tokens_kept", text=error.text)
-            self._unusable = now  # tried again: it may have been a lack of descriptors
+            self._unusable = now  # logged once; the file is read again in case descriptors were lacking
             return False
         self._stamp = now
         self._log.event("tokens_read", tokens=len(self.entries))
@@ -211,7 +211,7 @@ def write_entries(entries: Sequence[TokenEntry]) -> bytes:
 
 
 def read_tokens(name: str) -> list[TokenEntry]:
-    """Read a tokens file; ConfigError says what is wrong with it."""
+    """Read a tokens file; ConfigError describes the fault."""
     data = read_file(KEY, name, private=True)
     try:
         return ENTRIES.validate_json(data)
@@ -239,7 +239,7 @@ def new_token(name: str, principal: str, roles: Sequence[str], days: float | Non
 
 @contextmanager
 def secret_file(path: Path) -> Iterator[TextIO]:
-    """A new file that its owner alone can read; nothing remains of it if writing fails."""
+    """A new file that only its owner can read; it is removed if writing fails."""
     try:
         with open(path, "x", opener=_private) as file:
             yield file

@@ -44,7 +44,7 @@ class Tls:
         return grpc.dynamic_ssl_server_credentials(self._certificates, self._changed, bool(self._config.client_ca))
 
     def refresh(self) -> bool:
-        """Reload changed files; True if there are new ones. Unusable files leave everything as it was."""
+        """Reload changed files; True if new ones are in use. Unusable files change nothing."""
         if (now := self._stamp_now()) == self._stamp:
             return False
         try:
@@ -53,7 +53,7 @@ class Tls:
         except ConfigError as error:
             if now != self._unusable:
                 self._log.event("certificate_kept", text=error.text)
-            self._unusable = now  # tried again: it may have been a lack of descriptors
+            self._unusable = now  # logged once; the files are read again in case descriptors were lacking
             return False
         self._stamp = now
         self._certificates = certificates
@@ -141,7 +141,7 @@ def _load_pair(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def _handshake(server: ssl.SSLContext, client: ssl.SSLContext) -> float:
-    """Perform a handshake in memory; returns when the server's certificate expires, in seconds since the epoch."""
+    """Perform a handshake in memory; returns the expiry of the server's certificate, in seconds since the epoch."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     theirs, ours = client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True)
     for _ in range(MAX_FLIGHTS):

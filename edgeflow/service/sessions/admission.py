@@ -19,7 +19,7 @@ from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, fore
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
-from edgeflow.scheduler.settling import SettlingModel, SettlingSample
+from edgeflow.scheduler.verification import VerificationModel, VerificationSample
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.capacity import Decoders, per_second, prepare_ns
 from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -98,7 +98,7 @@ class Admission:
         self._bins = False
         self._default = StageProgram.tokens(1)
         self._programs: dict[str, StageProgram] = {}
-        self._settling = SettlingModel()
+        self._verification = VerificationModel()
         self._prepares = False
         self._reach_ns = 0  # how long after a frame the last action of its answer is due
         self._plans: dict[int, SessionPlan] = {}
@@ -135,13 +135,13 @@ class Admission:
         shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
         frames = zip(pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
         drifted = self._cost.observe(PassSample(*shape) for shape in shapes)
-        settled = self._settling.observe(SettlingSample(*frame) for frame in frames)
-        return drifted or settled
+        verified = self._verification.observe(VerificationSample(*frame) for frame in frames)
+        return drifted or verified
 
     def modes(self) -> dict[str, Forecast]:
         """The forecast per mode for one robot alone at full rate, whose answers are those of the default key."""
-        settling = self._settling.of(self._default.passes, Speculation().tolerance_bins)
-        return by_mode(self._times, self._limits, settling, self._default)
+        verification = self._verification.of(self._default.passes, Speculation().tolerance_bins)
+        return by_mode(self._times, self._limits, verification, self._default)
 
     def plan(self, request: OpenRequest, others: tuple[SessionPlan, ...]) -> SessionPlan:
         """Plan one more session; a typed RequestError if it cannot be served."""
@@ -192,7 +192,7 @@ class Admission:
         self._decoders.leave(number)
         return self._plans.pop(number, None) is not None
 
-    def foretold_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
+    def forecast_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
         """The greatest age forecast for the actions of each of these sessions, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
@@ -248,8 +248,8 @@ class Admission:
             return replace(robot, pace=pace)
         room_ns = (asked.limit_ns or 0) - self._decoders.frame_ns(asked.cameras) - OVERHEAD_NS
         patience_ns = max(room_ns, 1) if asked.limit_ns else 0
-        settling = self._settling.of(asked.program.passes, pace.speculation.tolerance_bins)
-        return replace(robot, pace=pace, patience_ns=patience_ns, settling=settling)
+        verification = self._verification.of(asked.program.passes, pace.speculation.tolerance_bins)
+        return replace(robot, pace=pace, patience_ns=patience_ns, verification=verification)
 
     def _planned(self, robot: ForecastSession, asked: _PlannedSession) -> SessionPlan:
         robots = (*(plan.robot for plan in asked.others), robot)

@@ -1,4 +1,4 @@
-"""Shared by all sessions: places, and the decoder threads as a part of the device. Integers; callers pass the time."""
+"""Capacity for sessions, and the time of the decoder threads that they share. Integers; callers pass the time."""
 
 from __future__ import annotations
 
@@ -13,59 +13,59 @@ from edgeflow_client.types import CameraSpec, ImageFormat
 SECOND_NS = 1_000_000_000
 JPEG_NS = 6_000  # per 1,000 pixels, baseline, quality 85; progressive ones take three times as long
 PREPARE_NS = 12_000  # per 1,000 pixels, of the worker's host: resizing and normalising
-EXTRA_PIXELS = 8_192  # what a decoder takes however small the image is
-WEIGHT = 8  # of what was known, against one new measurement
-OUTLIER = 2  # times what was known: one measurement counts no more
-LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: a session with none would never be heard
+EXTRA_PIXELS = 8_192  # cost of a decoder however small the image is
+WEIGHT = 8  # of the estimate, against one new measurement
+OUTLIER = 2  # times the estimate: the most that one measurement counts
+LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: without any, a session would never be heard
 
 
 class SessionCapacity:
-    """SessionCapacity in use. A session has one from `take` to `leave`, except between `give_up` and `take_again`.
+    """The capacity for sessions. A session uses it from `take` to `leave`, except between `release` and `reclaim`.
 
-    most: number of places; as many sessions again may exist without one. most_of_principal: sessions per principal,
-    with or without a place.
+    most: sessions that fit; as many again may stay open without using capacity. most_of_principal: sessions per
+    principal, whether or not they use capacity.
     """
 
     def __init__(self, most: int, most_of_principal: int) -> None:
         self._most = most
         self._most_of_principal = most_of_principal
         self._callers: dict[int, Caller] = {}
-        self._given_up: dict[int, None] = {}  # in this order
+        self._released: dict[int, None] = {}  # in this order
 
     def allow(self, most: int) -> None:
-        """SessionCapacity for so many sessions from now on; sessions that have one keep it."""
+        """Change the number of sessions that fit; those that use capacity keep it."""
         self._most = most
 
     def __iter__(self) -> Iterator[tuple[int, Caller]]:
         return iter(list(self._callers.items()))
 
     def take(self, number: int, caller: Caller) -> None:
-        """Take a place for a new session; ResourceExhausted if there is none."""
+        """Add a session; ResourceExhausted if it does not fit."""
         self._check_free()
         self._check_principal(caller.principal)
         self._callers[number] = caller
 
     @property
     def surplus(self) -> int | None:
-        """The session longest without a place, if there are more than twice as many sessions as places."""
-        return next(iter(self._given_up), None) if len(self._callers) > 2 * self._most else None
+        """The session that released its capacity first, if more than twice as many sessions are open as fit."""
+        return next(iter(self._released), None) if len(self._callers) > 2 * self._most else None
 
-    def give_up(self, number: int) -> None:
-        """Free the place for others; idempotent."""
-        self._given_up.setdefault(number)
+    def release(self, number: int) -> None:
+        """Free the capacity of a session for others; idempotent."""
+        self._released.setdefault(number)
 
-    def take_again(self, number: int) -> None:
-        """Take a place again after `give_up`; ResourceExhausted if there is none."""
+    def reclaim(self, number: int) -> None:
+        """Use capacity again after `release`; ResourceExhausted if none is left."""
         self._check_free()
-        self._given_up.pop(number, None)
+        self._released.pop(number, None)
 
     def leave(self, number: int) -> None:
         """Remove an ended session."""
         del self._callers[number]
-        self._given_up.pop(number, None)
+        self._released.pop(number, None)
 
     def _check_free(self) -> None:
-        if len(self._callers) - len(self._given_up) >= self._most:
+        if len(self._callers) - len(self._released) >= self._most:
             raise ResourceExhausted(
                 f"all {self._most} sessions are in use",
                 field="max_sessions",
@@ -85,17 +85,17 @@ class SessionCapacity:
 
 
 class DecodeCost:
-    """The processor time that JPEGs take, per pixel, as measured lately. A frame has an image of each camera."""
+    """The recent processor time of decoding JPEGs, per pixel. A frame has one image per camera."""
 
     def __init__(self, kilopixel_ns: int = JPEG_NS) -> None:
         self.kilopixel_ns = kilopixel_ns
 
     def frame_ns(self, cameras: Iterable[CameraSpec]) -> int:
-        """The time of a frame; raw images take none."""
+        """The time of a frame; raw images need none."""
         return _pixels(cameras) * self.kilopixel_ns // 1000
 
     def observe(self, cameras: Iterable[CameraSpec], took_ns: int) -> None:
-        """Take a measurement of a frame."""
+        """Add the measured time of a frame."""
         if pixels := _pixels(cameras):
             measured_ns = min(took_ns * 1000 // pixels, OUTLIER * self.kilopixel_ns)
             self.kilopixel_ns = (WEIGHT * self.kilopixel_ns + measured_ns) // (WEIGHT + 1)
@@ -103,24 +103,24 @@ class DecodeCost:
 
 @dataclass(slots=True)
 class _Share:
-    """A session's part of the decoders."""
+    """A session's share of the decoders."""
 
     cameras: tuple[CameraSpec, ...]
     period_ns: int
     admitted_ns: int = 0
-    """Per second, estimated at first, then measured while all fit."""
+    """Admitted time per second: estimated at first, then measured while all sessions fit."""
     cost: DecodeCost = field(default_factory=DecodeCost)
 
     @property
     def taken_ns(self) -> int:
-        """Processor time per second as measured, at the declared rate."""
+        """Measured processor time per second, at the declared rate."""
         return per_second(self.cost.frame_ns(self.cameras), self.period_ns)
 
 
 class Decoders:
-    """The decoder threads, which sessions share as they were admitted.
+    """The decoder threads, shared by the sessions in proportion to their admitted time.
 
-    Who takes more than that is limited only while all together take more than there is.
+    A session that takes more is limited only while all sessions together take more time than there is.
     """
 
     def __init__(self, threads: int, headroom_percent: int) -> None:
@@ -129,26 +129,26 @@ class Decoders:
         self._shares: dict[int, _Share] = {}
 
     def frame_ns(self, cameras: Iterable[CameraSpec], number: int | None = None) -> int:
-        """The time of a frame of these cameras: as the session's were measured, else as everybody's."""
+        """The expected time of a frame of these cameras, from the session's own measurements or else from all."""
         share = self._shares.get(number) if number is not None else None
         return (share.cost if share else self._cost).frame_ns(cameras)
 
     def load_ns(self, number: int) -> int | None:
-        """Time per second that a session takes, as measured; None if it is unknown."""
+        """Measured time per second of a session; None if it is unknown."""
         share = self._shares.get(number)
         return None if share is None else share.taken_ns
 
     def suffice(self, loads_ns: Iterable[int]) -> bool:
-        """True if decoders have that much time per second, with the headroom kept free."""
+        """True if the decoders have this much time per second with the headroom kept free."""
         return sum(loads_ns) <= self._most_ns
 
     def admits(self, load_ns: int, others_ns: Sequence[int]) -> bool:
-        """True if one more load fits beside others, none of which can keep more than its fair part from it."""
+        """True if one more load fits beside the others, each counted up to its fair share at most."""
         fair_ns = self._most_ns // (len(others_ns) + 1)
         return not load_ns or self.suffice((load_ns, *(min(other_ns, fair_ns) for other_ns in others_ns)))
 
     def enter(self, number: int, cameras: tuple[CameraSpec, ...], period_ns: int, frame_ns: int) -> None:
-        """Admit a session with an estimate; known ones keep what was measured."""
+        """Admit a session with an estimate; known sessions keep their measurements."""
         share = self._shares.get(number) or _Share(cameras, period_ns, cost=DecodeCost(self._cost.kilopixel_ns))
         share.admitted_ns = per_second(frame_ns, period_ns)
         self._shares[number] = share
@@ -158,7 +158,7 @@ class Decoders:
         self._shares.pop(number, None)
 
     def observe(self, number: int, took_ns: int) -> None:
-        """Take a measurement of a session's frame."""
+        """Add the measured time of a session's frame."""
         share = self._shares.get(number)
         if share is not None:
             share.cost.observe(share.cameras, took_ns)
@@ -181,13 +181,13 @@ class Decoders:
         return self.suffice(each.taken_ns for each in self._shares.values())
 
     def _fair_ns(self, share: _Share) -> int:
-        """An equal part, or what the others leave where that is more."""
+        """An equal share, or the time that the others leave if that is more."""
         others_ns = sum(each.taken_ns for each in self._shares.values() if each is not share)
         return max(self._most_ns // len(self._shares), self._most_ns - others_ns)
 
 
 class DecodeBudget:
-    """The time that a session has earned for decoding. It may be in debt: then its next frame waits."""
+    """The decoding time that a session has earned. While it is in debt, its next frame waits."""
 
     def __init__(self) -> None:
         self._allowance_ns: int | None = None
@@ -195,20 +195,20 @@ class DecodeBudget:
         self._then_ns = 0
 
     def spend(self, took_ns: int, allowance_ns: int | None, now_ns: int) -> None:
-        """Pay for a frame; what is earned from now on is `allowance_ns` per second, or anything."""
+        """Pay for a frame. From now on the session earns `allowance_ns` per second; None = no limit."""
         self._earn(now_ns)
         self._allowance_ns = allowance_ns
         self._earned_ns = 0 if allowance_ns is None else self._earned_ns - took_ns
 
     def ready_at_ns(self, now_ns: int) -> int:
-        """When the next frame may be decoded; `now_ns` or earlier if it may be now."""
+        """The time from which the next frame may be decoded; `now_ns` or earlier for now."""
         self._earn(now_ns)
         if self._allowance_ns is None:
             return now_ns
         return now_ns - self._earned_ns * SECOND_NS // self._allowance_ns
 
     def _earn(self, now_ns: int) -> None:
-        """Earn what the time since the last call is worth. Nothing is saved up: idle decoders cannot be lent."""
+        """Earn for the time since the last call. The balance never exceeds 0: idle time cannot be saved for a burst."""
         if self._allowance_ns is not None:
             earned_ns = max(now_ns - self._then_ns, 0) * self._allowance_ns // SECOND_NS
             self._earned_ns = min(self._earned_ns + earned_ns, 0)
@@ -216,7 +216,7 @@ class DecodeBudget:
 
 
 def per_second(frame_ns: int, period_ns: int) -> int:
-    """The time per second that frames of a period take."""
+    """The time per second of frames that arrive once per period."""
     return frame_ns * SECOND_NS // period_ns
 
 
@@ -226,6 +226,6 @@ def prepare_ns(cameras: Iterable[CameraSpec]) -> int:
 
 
 def _pixels(cameras: Iterable[CameraSpec]) -> int:
-    """The work of a decoder for a frame, in pixels."""
+    """The work of decoding a frame, in pixels."""
     encoded = [camera for camera in cameras if camera.format is not ImageFormat.RGB8]
     return sum(camera.width * camera.height + EXTRA_PIXELS for camera in encoded)

@@ -28,11 +28,11 @@ class StatusEvent:
     text: str = ""
     last_seq: int = 0
     field: str = ""
-    """The rejected field, which the text also names."""
+    """The rejected field, also named in the text."""
 
     @classmethod
     def rejected(cls, seq: int, error: RequestError) -> StatusEvent:
-        """The rejection of a frame."""
+        """The status of a rejected frame."""
         return cls(
             seq=seq,
             disposition=Disposition.REJECTED,
@@ -60,7 +60,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
-    """A command for the robot; HOLD and STOP have seq 0 and no chunk."""
+    """A command for the robot. HOLD and STOP have seq 0 and no chunk."""
 
     epoch: int
     command: Command
@@ -72,27 +72,28 @@ class ActionEvent:
     token_ids: tuple[int, ...] = ()
     timings: StageTimings = dataclasses.field(default_factory=StageTimings)
     server_ns: int = 0
-    """From receiving the frame to handing out the action."""
+    """Time from receiving the frame to sending the action."""
     age_ns: int = 0
-    """The same plus the frame's transport delay in excess of the session's quickest frame."""
+    """server_ns plus the frame's transport delay in excess of the session's quickest frame."""
     max_age_ms: int = 0
-    """The action must not be executed once its frame is older."""
+    """The action must not be executed once its frame is older than this."""
     settled: int = 0
-    """Leading tokens that are verified."""
+    """Number of leading tokens that are verified."""
     tolerance_bins: int = 0
+    """How far a verified token may be from its draft."""
     max_passes: int = 0
-    """Both: how its drafts were verified; max_passes is 0 where the frame had none."""
+    """Passes after which the frame would have been answered at the latest; 0 for a frame without drafts."""
     report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
-    """How its chunk came about."""
+    """How the chunk was made."""
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The numbers of the chunk, row by row; none for HOLD and STOP."""
+        """The values of the chunk, row by row; empty for HOLD and STOP."""
         return self.chunk.values if self.chunk is not None else ()
 
     @property
     def unsettled(self) -> int:
-        """Tokens of the action that are not verified."""
+        """Number of tokens of the action that are not verified."""
         return len(self.token_ids) - self.settled
 
 
@@ -103,18 +104,18 @@ class End:
     code: str
     """A gRPC status name."""
     reason: Reason
-    """The last HOLD's or STOP's, and for metrics and logs."""
+    """The reason of the final HOLD or STOP, also used in metrics and logs."""
     text: str = ""
     """One line for people."""
     command: Command = Command.HOLD
-    """The last one."""
+    """The final command."""
 
 
 Event: TypeAlias = StatusEvent | NoticeEvent | ActionEvent
 
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault
-MOST_SENT = 256  # chunks that a robot may report as played: at 50 Hz, of the last five seconds
+MOST_SENT = 256  # chunks that a robot may report as executed: at 50 Hz, those of the last five seconds
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,17 +131,17 @@ class SessionFrame:
     decode_ns: int = 0
     sent_ns: int = 0
     speculation: Speculation | None = None
-    """The speculation of the session when the frame went to the worker."""
+    """The session's speculation when the frame was sent to the worker."""
 
     def submit(
         self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
     ) -> SubmitFrame:
-        """The frame as the policy gets it; the pixels are the message's from now on.
+        """The frame as the policy receives it. The pixels move into the message.
 
-        sent: the chunks that the robot got. delay_ns: as in SubmitFrame.
+        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame.
         """
         continues = request.chunks and sent.may_continue(self.frame.playing)
-        by_clock = request.chunks and not request.front  # else nothing is on its way: the robot waits for each answer
+        by_clock = request.chunks and not request.front  # a front end's client waits for each answer: none is in flight
         payload, self.payload = self.payload, b""
         return SubmitFrame(
             session=session,
@@ -154,16 +155,16 @@ class SessionFrame:
             waited_ns=now_ns - self.received_ns,
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
-            unplayed_from=sent.over + 1 if by_clock and self.frame.playing is None else 0,
+            unplayed_from=sent.halted_at + 1 if by_clock and self.frame.playing is None else 0,
         )
 
-    def ready(self, message: FrameResult, *, whole: bool) -> Ready:
-        """Its answer. whole: the robot gets all rows."""
+    def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
+        """The answer to this frame. whole: the robot gets all rows."""
         front_wait_ns = self.sent_ns - self.received_ns - self.decode_ns
         timings = StageTimings(
             self.decode_ns, message.queue_ns + max(front_wait_ns, 0), message.inference_ns, message.passes
         )
-        return Ready(
+        return PendingAnswer(
             track=self,
             chunk=message.chunk,
             token_ids=tuple(message.token_ids),
@@ -175,27 +176,27 @@ class SessionFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
-    """An answer not handed out yet."""
+class PendingAnswer:
+    """An answer that is not sent yet."""
 
     track: SessionFrame
     chunk: Chunk
     token_ids: tuple[int, ...]
     timings: StageTimings
     settled: int
-    """As in FrameResult."""
+    """Number of leading tokens that are verified."""
     whole: bool
-    """The robot gets the chunk, else its row due."""
+    """The robot gets the whole chunk; otherwise the row that is due."""
     report: ChunkReport = field(default_factory=ChunkReport)
 
     def late_ns(self, age_ns: int) -> int:
-        """Time since the moment of the row that is due, for a frame of this age; of a single action, the age itself."""
+        """Latency of the row that is due, for a frame of this age; for a single action, the age itself."""
         return age_ns - round(self.chunk.step_at(age_ns / 1e6) * self.chunk.step_ms * 1e6)
 
     def events(self, now_ns: int, delay_ns: int, valid_for_ms: int, max_age_ms: int) -> list[Event]:
-        """The events of handing it out now. delay_ns: transport delay in excess of the session's quickest frame.
+        """The events that send it now. delay_ns: transport delay in excess of the session's quickest frame.
 
-        max_age_ms: of a row, from its own moment on.
+        max_age_ms: the age limit of a row, counted from the moment for which the row is meant.
         """
         frame = self.track.frame
         server_ns = now_ns - self.track.received_ns
@@ -203,7 +204,7 @@ class Ready:
         chunk = self.chunk
         if not self.whole and chunk.horizon > 1:
             step = chunk.step_at(age_ns / 1e6)
-            max_age_ms += round(step * chunk.step_ms)
+            max_age_ms += round(step * chunk.step_ms)  # robots compare it with the frame's age, not the row's
             chunk = Chunk(chunk.row(step))
         speculation = self.track.speculation
         action = ActionEvent(
@@ -230,30 +231,30 @@ class Ready:
 class RingState(Enum):
     """The state of a session's ring, its KV slots in the worker.
 
-    While a session is parked its ring and its place are free for others. Its next frame waits until the worker has
-    opened a ring again. If no place is left, the frame is dropped with the reason, the robot holds, and the following
+    While a session is parked, its ring and its capacity are free for others. Its next frame waits until the worker has
+    opened a ring again. If no capacity is left, the frame is dropped with the reason, the robot holds, and the next
     frame tries again.
     """
 
     HELD = "held"
-    FREED = "freed"  # given back in a silence; requested again with the next frame
+    FREED = "freed"  # released after a silence; requested again with the next frame
     WANTED = "wanted"  # a frame waits for it
-    ASKED = "asked"  # OpenSession is on its way
+    ASKED = "asked"  # OpenSession was sent
     LOST = "lost"  # lost with its worker; the plane requests one from the next worker
 
 
 class InvalidOutputs:
-    """Counts invalid outputs; INVALID_IN_A_ROW of them in a row are a fault, which only `rearm` ends."""
+    """Counts consecutive invalid outputs. INVALID_IN_A_ROW of them are a fault, which only `rearm` ends."""
 
     def __init__(self) -> None:
         self.fault = False
         self._in_a_row = 0
 
-    def passed(self) -> None:
+    def count_valid(self) -> None:
         """Count a valid output."""
         self._in_a_row = 0
 
-    def rejected(self) -> bool:
+    def count_invalid(self) -> bool:
         """Count an invalid output; True if it causes a fault."""
         self._in_a_row += 1
         self.fault = self._in_a_row >= INVALID_IN_A_ROW
@@ -266,50 +267,51 @@ class InvalidOutputs:
 
 
 class SentChunks:
-    """The chunks that a robot got last, by their frames. Older ones count as unknown.
+    """The chunks sent last to a robot, by frame. Older ones count as unknown.
 
-    over: the newest frame that was answered before the last `halt`, handed out or not; 0 = none. halted_for: why that
-    was; a session begins like one whose epoch changed.
+    halted_at: the newest frame answered before the last `halt`, whether or not its answer was sent; 0 = none.
+    halt_reason: the reason of that `halt`; a new session starts as after a change of epoch.
     """
 
     def __init__(self) -> None:
-        self.over = 0
-        self.halted_for: str = Reason.EPOCH_CHANGED
+        self.halted_at = 0
+        self.halt_reason: str = Reason.EPOCH_CHANGED
         self._horizons: dict[int, int] = {}
         self._answered = 0
-        self._begun = 0  # the first frame whose answer was handed out since the last halt; 0 = none
+        self._begun = 0  # the first frame whose answer was sent after the last halt; 0 = none
 
     def answered(self, seq: int) -> None:
-        """Note that the worker answered a frame."""
+        """Record that the worker answered a frame."""
         self._answered = max(self._answered, seq)
 
     def add(self, seq: int, horizon: int) -> None:
-        """Note that the answer to a frame was handed out."""
+        """Record that the answer to a frame was sent."""
         self._horizons[seq] = horizon
         self._begun = self._begun or seq
         if len(self._horizons) > MOST_SENT:
             del self._horizons[next(iter(self._horizons))]
 
     def has(self, seq: int, step: int) -> bool:
-        """True if this row of the answer to this frame was handed out."""
+        """True if this row of the answer to this frame was sent."""
         return step < self._horizons.get(seq, 0)
 
     def may_continue(self, playing: Playing | None) -> bool:
-        """True if this row was handed out since the last `halt`, of a chunk of several."""
+        """True if this row was sent after the last `halt` and belongs to a chunk of several actions."""
         return (
             playing is not None
             and self.has(playing.seq, playing.step)
             and self._horizons[playing.seq] > 1
-            and playing.seq > self.over
+            and playing.seq > self.halted_at
         )
 
     def carries_on(self, continues: int) -> bool:
-        """True unless the answer that continues this frame's chunk would start a resting robot in mid-motion.
+        """True if an answer that continues this frame's chunk may be sent; 0 = a fresh chunk, which always may.
 
-        That is where nothing was handed out since the last `halt`, or only what answers newer frames. 0 = a fresh one.
+        After a `halt` the robot rests. Unless a chunk of this frame or an earlier one was sent since, the
+        continuation would start it in mid-motion.
         """
         return not continues or 0 < self._begun <= continues
 
     def halt(self, reason: str) -> None:
-        """Let nothing continue what was sent before: the robot holds, or a new epoch begins."""
-        self.over, self._begun, self.halted_for = self._answered, 0, reason
+        """Forbid continuations of the chunks sent so far: the robot holds, or a new epoch begins."""
+        self.halted_at, self._begun, self.halt_reason = self._answered, 0, reason

@@ -1,10 +1,10 @@
 """The frames of a session in flight, their turns at the decoder, and the robot's pending events.
 
-- Beside other active sessions, frames have their turn at the declared rate and 5 %, with a burst of three. A session
-  alone does not wait. A frame whose turn would come too late for its age limit is rejected then, and the turn is the
-  next frame's: waiting alone never makes a robot hold.
+- While other sessions are active, frames get their turns at the declared rate plus 5 %, with a burst of three. A
+  session that is the only active one does not wait. A frame whose turn would come too late for its age limit is
+  rejected when the turn comes, which then goes to the next frame: waiting by itself never makes a robot hold.
 - A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is rejected with
-  RESOURCE_EXHAUSTED instead of superseded. Only very many such frames end the stream (rates.py).
+  RESOURCE_EXHAUSTED instead of superseded. Only a flood of such frames ends the stream (rates.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import AgeLimit
-from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, Ready, SessionFrame, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, PendingAnswer, SessionFrame, StatusEvent
 from edgeflow.service.sessions.rates import SessionRates
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
@@ -33,8 +33,8 @@ class Outbox:
         return bool(self._notes) or self.safe is not None
 
     @property
-    def overflowing(self) -> bool:
-        """True if more notes wait than a robot that reads its answers lets wait: its session ends."""
+    def is_full(self) -> bool:
+        """True if more events wait than for a robot that reads its answers; its session ends."""
         return len(self._notes) > MOST_NOTES
 
     def note(self, event: StatusEvent | NoticeEvent) -> None:
@@ -63,15 +63,15 @@ def _joins(last: StatusEvent, event: StatusEvent) -> bool:
 
 
 class FramesInFlight:
-    """Frames on their way arrived → decoding → decoded → sent → ready; each outcome goes to the outbox, once.
+    """Frames in the states arrived → decoding → decoded → sent → ready; each outcome goes to the outbox once.
 
-    excess: frames rejected because they came above the permitted rate, since `take_excess`.
+    excess: frames rejected since `take_excess` because they exceeded the permitted rate.
     ready: the action that waits for the stream.
     """
 
     def __init__(self, outbox: Outbox, rates: SessionRates, age_limit: AgeLimit) -> None:
         self.excess = 0
-        self.ready: Ready | None = None
+        self.ready: PendingAnswer | None = None
         self._outbox = outbox
         self._rates = rates
         self._age_limit = age_limit
@@ -95,11 +95,13 @@ class FramesInFlight:
         self._arrived = track
 
     def turn_ns(self, now_ns: int) -> int | None:
-        """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
+        """The time at which the waiting frame gets its turn; None if no frame waits or the decoder is busy."""
         return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
 
     def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
-        """The next frame to decode, if its turn has come or the session is alone; one that waited long is rejected."""
+        """The next frame to decode, if its turn has come or no other session is active; one that waited too long is
+        rejected.
+        """
         turn_ns, track = self.turn_ns(now_ns), self._arrived
         if turn_ns is None or track is None:
             return None
@@ -108,6 +110,7 @@ class FramesInFlight:
             return None
         self._arrived = None
         if track.waited_for_turn and now_ns - track.received_ns > self._age_limit.turn_ns:
+            # The turn is not taken from the bucket: the next frame gets it while it is still young.
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None
@@ -136,30 +139,30 @@ class FramesInFlight:
         return track
 
     def answered(self, seq: int, epoch: int) -> SessionFrame | None:
-        """The frame to which a worker's answer refers; None if it left before, with its epoch or its worker."""
+        """The frame of a worker's answer; None if it has left already, with its epoch or its worker."""
         track = self._sent.get(seq)
         if track is None or track.epoch != epoch:
             return None
         return self._sent.pop(seq)
 
-    def act(self, ready: Ready) -> None:
+    def act(self, ready: PendingAnswer) -> None:
         """Put an action before the stream, superseding one that waits there."""
         self.supersede(self.ready.track if self.ready else None)
         self.ready = ready
 
-    def take_ready(self) -> Ready | None:
+    def take_ready(self) -> PendingAnswer | None:
         """Remove and return the waiting action."""
         ready, self.ready = self.ready, None
         return ready
 
     def leave(self, track: SessionFrame, disposition: Disposition, code: str, reason: str, text: str) -> None:
-        """Note the outcome of a frame that the caller has already removed."""
+        """Record the outcome of a frame that the caller has already removed."""
         self._outbox.note(
             StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
         )
 
     def supersede(self, track: SessionFrame | None) -> None:
-        """Note that a newer frame replaced this one."""
+        """Record that a newer frame replaced this one."""
         if track is None:
             return
         if track.over_rate:
@@ -170,7 +173,7 @@ class FramesInFlight:
         self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "superseded by a newer frame")
 
     def take_excess(self) -> int:
-        """Return the excess, which begins anew."""
+        """Return the excess and reset it."""
         excess, self.excess = self.excess, 0
         return excess
 

@@ -79,7 +79,7 @@ class SessionObserver:
     def answered(self, session: int, action: ActionEvent) -> None:
         """The robot was sent an action."""
 
-    def told(self, session: int, event: Event) -> None:
+    def notified(self, session: int, event: Event) -> None:
         """The robot was sent anything else: the outcome of a frame, a notice, HOLD or STOP."""
 
     def closed(self, session: ClosedSession) -> None:
@@ -107,7 +107,7 @@ class Observers(SessionObserver):
                 each.answered(session, event)
         else:
             for each in self._observers:
-                each.told(session, event)
+                each.notified(session, event)
 
     def closed(self, session: ClosedSession) -> None:
         for each in self._observers:
@@ -132,7 +132,7 @@ class SessionLog(SessionObserver):
             pace=pace_text(plan.pace),
         )
 
-    def told(self, session: int, event: Event) -> None:
+    def notified(self, session: int, event: Event) -> None:
         if isinstance(event, ActionEvent):
             self._log.event(event.command.value, session=session, epoch=event.epoch, reason=event.reason)
 
@@ -184,7 +184,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         for limit in {each.limit for each in report.limited}:
             self.limited.labels(limit.value).inc()
 
-    def told(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
+    def notified(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)

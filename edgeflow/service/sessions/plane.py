@@ -23,8 +23,8 @@ from edgeflow.ipc.messages import (
     SessionRejected,
     WorkerReady,
 )
-from edgeflow.service.faults import error_of_code, no_worker
-from edgeflow.service.host.held import start_threads
+from edgeflow.service.errors import error_of_code, no_worker
+from edgeflow.service.host.spare import start_threads
 from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, check_chunks, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
@@ -32,7 +32,7 @@ from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes
 from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
-from edgeflow.service.sessions.forced import NO_FAULTS, Forced
+from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
 from edgeflow.service.sessions.observers import (
     ClosedSession,
@@ -84,7 +84,7 @@ class ControlPlane:
         self._rules = SessionRules.of(config)
         self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}
-        self._places = SessionCapacity(config.max_sessions or 0, config.limits.sessions_per_principal)
+        self._capacity = SessionCapacity(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
@@ -115,7 +115,7 @@ class ControlPlane:
             return runner
         except BaseException:
             self._planner.leave(number)
-            self._places.leave(number)
+            self._capacity.leave(number)
             raise
 
     def matched(self, request: OpenRequest) -> OpenRequest:
@@ -142,7 +142,7 @@ class ControlPlane:
             del self._opening[number]
         times = self._single_times if single else None
         session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times=times)
-        session.age_limit.foretold_ns = self._planner.age_ns(number, plan)
+        session.age_limit.forecast_ns = self._planner.age_ns(number, plan)
         return SessionRunner(
             session,
             plan,
@@ -167,7 +167,7 @@ class ControlPlane:
             pass
         self._port.send(CloseSession(session.number))
         self._planner.leave(session.number)
-        self._places.leave(session.number)
+        self._capacity.leave(session.number)
         if not self._runners:
             self._all_closed.set()
         self._observers.closed(ClosedSession(number=session.number, epoch=session.epoch, end=session.ended or gone))
@@ -184,7 +184,7 @@ class ControlPlane:
             front: Names.of(self.config, ready.inputs, front) for front in ("", *self.config.frontends.dialects)
         }
         self.worker = self.newest_worker = ready
-        self._places.allow(self.config.max_sessions or ready.max_sessions)
+        self._capacity.allow(self.config.max_sessions or ready.max_sessions)
         self._metrics.worker_started(ready)
         self._planner.worker_ready(ready)
         for runner in self._runners.values():
@@ -238,7 +238,7 @@ class ControlPlane:
             runner.session.tick(now_ns)
             runner.pump()
             if runner.session.parked and number not in self._returning:
-                self._give_up(number)
+                self._release(number)
 
     async def drain(self, timeout_ms: int) -> None:
         """Reject new sessions; open ones finish their frames in flight, or are ended at the timeout."""
@@ -258,7 +258,7 @@ class ControlPlane:
 
     def end_callers(self, stays: Callable[[Caller], bool]) -> None:
         """End the sessions of callers for whom `stays` is False: their token was revoked or has expired."""
-        for number, caller in self._places:
+        for number, caller in self._capacity:
             runner = self._runners.get(number)
             if runner is not None and not stays(caller):
                 runner.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
@@ -280,29 +280,29 @@ class ControlPlane:
     async def _readmit(self, number: int, runner: SessionRunner) -> None:
         """Give a parked session its place and slots again, or tell it why not; its next frame tries again."""
         try:
-            self._places.take_again(number)
+            self._capacity.reclaim(number)
             plan = await self._planner.plan(number, runner.session.request)
         except RequestError as error:
-            self._give_up(number)
+            self._release(number)
             runner.session.stay_parked(error)
         else:
-            if number in self._runners and runner.session.wants_ring:
+            if number in self._runners and runner.session.ring_wanted:
                 runner.reopen(plan)
             else:
-                self._give_up(number)
+                self._release(number)
         finally:
             del self._returning[number]
         runner.pump()
 
-    def _give_up(self, number: int) -> None:
+    def _release(self, number: int) -> None:
         self._planner.leave(number)
         if number in self._runners:
-            self._places.give_up(number)
+            self._capacity.release(number)
             self._end_surplus()
 
     def _end_surplus(self) -> None:
         """End the session that has been parked longest where too many are."""
-        runner = self._runners.get(self._places.surplus or 0)
+        runner = self._runners.get(self._capacity.surplus or 0)
         if runner is not None:
             text = "the robot was silent, and too many others are"
             runner.end(End("RESOURCE_EXHAUSTED", Reason.SESSIONS_TAKEN, text))
@@ -311,7 +311,7 @@ class ControlPlane:
         """Admit a new session and return its number."""
         with self._metrics.rejections():
             self._check_open()
-            self._places.take(self._last_number + 1, caller)
+            self._capacity.take(self._last_number + 1, caller)
         self._last_number += 1
         return self._last_number
 
@@ -368,7 +368,7 @@ async def act_once(
     caller: Caller,
     *,
     received_ns: int | None = None,
-    forced: Forced = NO_FAULTS,
+    forced: ForcedFaults = NO_FAULTS,
 ) -> tuple[ActionEvent, ActionSchema]:
     """The action for a single checked frame; raises RequestErrors.
 

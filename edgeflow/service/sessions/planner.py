@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from edgeflow.ipc.messages import Pong, WorkerReady
-from edgeflow.service.faults import no_worker
+from edgeflow.service.errors import no_worker
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan
@@ -17,7 +17,7 @@ from edgeflow_client.types import Mode
 
 
 class Planner:
-    """Plans sessions, and changes the plans of the open ones. runners: the open sessions, which the plane keeps."""
+    """Plans new sessions and replans open ones. runners: the open sessions, owned by the control plane."""
 
     def __init__(
         self, admission: Admission, runners: Mapping[int, SessionRunner], *, metrics: Metrics, log: EventLog
@@ -29,12 +29,12 @@ class Planner:
         self._has_worker = False
         self._ages: dict[int, int] = {}
         self._ages_stale = False
-        self._foretelling: asyncio.Task[None] | None = None
+        self._forecasting: asyncio.Task[None] | None = None
         self._planning = asyncio.Lock()
         self._replanning: asyncio.Task[None] | None = None
 
     async def plan(self, number: int, request: OpenRequest) -> SessionPlan:
-        """Plan a session. Forecasts take milliseconds, so they run one at a time, in a thread if robots would wait."""
+        """Plan a session. Forecasts take milliseconds: they run one at a time, and in a thread if robots are served."""
         async with self._planning:
             if not self._has_worker:
                 raise no_worker()
@@ -44,15 +44,15 @@ class Planner:
                 else:
                     plan, ages = self._planned(number, request)
             self._admission.enter(number, plan)
-            self._foretell(ages)
+            self._apply_ages(ages)
             return plan
 
     def age_ns(self, number: int, plan: SessionPlan) -> int:
-        """The age forecast for the actions of a session with this plan."""
+        """The forecast age of the actions of a session with this plan."""
         return self._ages.get(number, plan.worst_age_ns)
 
     def leave(self, number: int) -> None:
-        """A session gives its share of the device back."""
+        """A session frees its share of the device."""
         self._ages_stale = self._admission.leave(number) or self._ages_stale
 
     def worker_ready(self, ready: WorkerReady) -> None:
@@ -67,34 +67,34 @@ class Planner:
         self._has_worker = False
 
     def observe(self, message: Pong) -> None:
-        """Take the pass times measured since; where they drifted, plan again."""
+        """Add the pass times measured since the last call; plan again if they drifted."""
         if self._admission.observe(message):
             self._replanning = asyncio.create_task(self._replan(), name="replan")
 
     def tick(self) -> None:
-        """Forecast everybody's ages again where something changed them."""
-        if self._ages_stale and (self._foretelling is None or self._foretelling.done()):
+        """Forecast the ages of all sessions again if something changed them."""
+        if self._ages_stale and (self._forecasting is None or self._forecasting.done()):
             self._ages_stale = False
-            self._foretelling = asyncio.create_task(self._foretell_again(), name="foretell")
+            self._forecasting = asyncio.create_task(self._forecast_again(), name="forecast")
 
     def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, int]]:
-        """A plan for one more session, and the ages that it makes of everybody's actions."""
+        """A plan for one more session, and the resulting ages of all sessions' actions."""
         plans = self._admission.plans
         plan = self._admission.plan(request, tuple(plans.values()))
-        return plan, self._admission.foretold_ages(plans | {number: plan})
+        return plan, self._admission.forecast_ages(plans | {number: plan})
 
-    def _foretell(self, ages: dict[int, int]) -> None:
+    def _apply_ages(self, ages: dict[int, int]) -> None:
         self._ages = ages
         for number, runner in self._runners.items():
             if number in ages:
-                runner.session.age_limit.foretold_ns = ages[number]
+                runner.session.age_limit.forecast_ns = ages[number]
 
-    async def _foretell_again(self) -> None:
-        """Forecast everybody's ages after a session left or pass times changed."""
+    async def _forecast_again(self) -> None:
+        """Forecast the ages of all sessions after one left or pass times changed."""
         async with self._planning:
             plans = self._admission.plans
             if plans and self._has_worker:
-                self._foretell(await asyncio.to_thread(self._admission.foretold_ages, plans))
+                self._apply_ages(await asyncio.to_thread(self._admission.forecast_ages, plans))
 
     async def _replan(self) -> None:
         """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""

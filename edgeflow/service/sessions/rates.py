@@ -1,4 +1,4 @@
-"""How often a robot may send, and how long it may be silent. Pure integers; callers pass the time."""
+"""The rates at which a robot may send, and the time for which it may be silent. Integers; callers pass the time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHANGE_PERIOD_NS = SECOND_NS // 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionRules:
-    """The limits and time limits of the configuration that a session applies."""
+    """Limits and timeouts from the configuration that a session applies."""
 
     action_ttl_ms: int
     silent_hold_ns: int
@@ -50,16 +50,16 @@ class SessionRules:
         )
 
     def permitted(self, period_ns: int, now_ns: int) -> TokenBucket:
-        """The frames that a session may send: one second's worth at once, so that a stalled network is forgiven."""
+        """The frames that a session may send: up to one second's worth at once, to forgive a stalled network."""
         period_hz = SECOND_NS / period_ns
         permitted_hz = min(self.rate_factor * period_hz, max(self.rate_hz, period_hz))
         return TokenBucket(int(SECOND_NS / permitted_hz), max(int(permitted_hz), 4), now_ns)
 
     def most_excess(self, period_ns: int) -> int:
-        """How many frames within 10 s may be rejected for their rate before they end the session.
+        """The number of frames within 10 s that may be rejected for their rate before the session ends.
 
-        That is 10 s of the highest rate: a robot that sends every picture of its camera, or at once what a stalled
-        network held back, goes on. Thousands per second would take the other robots' processor time.
+        It is 10 s of the highest rate, so that a robot may send every image of its camera, or everything that a
+        stalled network held back. Thousands per second would take processor time from the other robots.
         """
         return int(max(self.rate_hz, SECOND_NS / period_ns) * REJECTION_WINDOW_NS / SECOND_NS)
 
@@ -98,7 +98,7 @@ class TokenBucket:
         return True
 
     def ready_at_ns(self, now_ns: int) -> int:
-        """When the next token can be taken; `now_ns` or earlier if there is one."""
+        """The time at which the next token can be taken; `now_ns` or earlier if there is one."""
         self._earn(now_ns)
         return now_ns + self._period_ns - self._earned_ns
 
@@ -108,10 +108,10 @@ class TokenBucket:
 
 
 class SessionRates:
-    """The rates of a session. period_ns: between frames, as declared.
+    """The rates of a session. period_ns: the declared time between frames.
 
-    turns: of frames at the decoder. permitted: frames that may come. changes: of instruction or episode. decoding: the
-    decoder's time.
+    turns: turns of frames at the decoder. permitted: frames that may arrive. changes: changes of instruction or
+    episode. decoding: processor time of the decoder.
     """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
@@ -126,28 +126,28 @@ class SessionRates:
         self._most_rejections = rules.rejected_frames
 
     def flood(self, rejected: int, now_ns: int) -> ResourceExhausted | None:
-        """Count frames that were rejected for their rate; why the session ends if there are too many."""
+        """Count frames that were rejected for their rate; returns the error that ends the session after too many."""
         if not any(self._excess.exceeded(now_ns) for _ in range(rejected)):
             return None
         text = f"more than {self._most_excess} frames in 10 s came above the permitted rate: keep the declared period"
         return ResourceExhausted(text, reason=Reason.RATE_EXCEEDED)
 
     def turn_ns(self, now_ns: int) -> int:
-        """When the next frame may be decoded, beside other sessions; `now_ns` or earlier if it may be now."""
+        """The time from which the next frame may be decoded beside other sessions; `now_ns` or earlier for now."""
         return max(self.turns.ready_at_ns(now_ns), self.decoding.ready_at_ns(now_ns))
 
-    def rejected(self, now_ns: int) -> End | None:
-        """Count a rejection; the end of the session if there are too many."""
+    def count_rejection(self, now_ns: int) -> End | None:
+        """Count a rejection; returns the end of the session after too many."""
         if not self._rejections.exceeded(now_ns):
             return None
         return End("ABORTED", Reason.TOO_MANY_REJECTED, f"more than {self._most_rejections} rejected frames in 10 s")
 
 
 class Silence:
-    """How long a robot has been silent, and what follows from it.
+    """The silence of a robot: when it must hold, when it is parked, and when its session ends.
 
-    A robot that never sent a frame cannot lengthen the silence that is permitted. held: it was ordered to hold.
-    normal: it is silent while it executes a chunk, so it need not hold, and its end counts as orderly.
+    A robot that never sent a frame cannot lengthen the permitted silence. held: it was ordered to hold. normal: its
+    client is silent while it executes a chunk, so it need not hold, and the end of its session is orderly.
     """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int, *, normal: bool = False) -> None:
@@ -180,26 +180,26 @@ class Silence:
         return None
 
     def hold_due(self, now_ns: int) -> bool:
-        """True if the robot has to hold."""
+        """True if the robot must hold now."""
         if self._normal:
             return False
         most_ns = self._hold_after_ns if self._begun else min(self._hold_after_ns, self._rules.silent_free_ns)
         return not self.held and now_ns - self._heard_ns > most_ns
 
     def hold(self) -> bool:
-        """Note that the robot has to hold; False if it does already, or its silence is normal."""
+        """Record that the robot must hold; False if it holds already, or if its silence is normal."""
         news = not self.held and not self._normal
         self.held = self.held or news
         return news
 
-    def place_is_free(self, now_ns: int) -> bool:
-        """True if the robot has sent nothing usable for so long that others may have its place."""
+    def can_park(self, now_ns: int) -> bool:
+        """True if the robot has sent nothing usable for so long that its capacity may go to others."""
         free_ns = self._rules.silent_free_ns
         return now_ns - self._used_ns > (max(self._hold_after_ns, free_ns) if self._begun else free_ns)
 
 
 def changes_too_often(field: str, over_rate: bool) -> ResourceExhausted:
-    """The rejection of a change. over_rate: because the frame that brings it exceeds the permitted rate."""
+    """The error for a change that is rejected. over_rate: the frame that requests it exceeds the permitted rate."""
     if over_rate:
         text = "the frame rate exceeds the permitted one, and this frame would change the instruction"
     else:

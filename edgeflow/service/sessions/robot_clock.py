@@ -1,7 +1,7 @@
-"""The order of frames, and the robot's clock as its stamps show it.
+"""The order of frames, and an estimate of the robot's clock from its stamps.
 
-The clock serves for spotting stamps in its future and for the transport delay of frames. Pure integers; callers pass
-the time.
+The estimate shows which stamps lie in the future, and the transport delay of frames. Pure integers; callers pass the
+time.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from edgeflow_client.reasons import Reason
 
 TOLERANCE_NS = 1_000_000_000  # by which a stamp may be ahead of the quickest frame's
 AGREEING = 3  # frames that must agree before a stamp is rejected
-MOST_REJECTED = 2  # in a row; the next one is believed
+MOST_REJECTED = 2  # consecutive stamps; the next one is believed
 HALF_WINDOW_NS = 5_000_000_000
-STEP_NS = 1_000_000_000  # by which one frame ages the window at most
-SLOW_NS = 5_000_000_000  # behind half of real time, after which stamps that kept up before are not a clock
+STEP_NS = 1_000_000_000  # the most by which one frame ages the window
+SLOW_NS = 5_000_000_000  # behind half of real time: stamps that kept up before are then not a clock
 SLOW_FIRST_NS = 500_000_000  # the same for stamps that never kept up
-SLOW_FRAMES = 3  # and at least so many
+SLOW_FRAMES = 3  # the least number of such frames
 KEPT_UP_FRAMES = 8
-AGREE_NS = 20_000_000  # within which two frames show the same clock
-CONTRADICTING = 3  # frames that correct what was believed
-MOST_STAMPS = 1024  # that are known again
+AGREE_NS = 20_000_000  # the most by which two frames of the same clock differ
+CONTRADICTING = 3  # consecutive frames that correct the estimate
+MOST_STAMPS = 1024  # that are recognised when they are sent again
 SEQ_WINDOW = 10_000  # a larger gap is a broken counter, not lost frames
 
 
 class StampPace:
-    """The pace of a robot's stamps. Constants, counters and slow simulators are not clocks: they show no delay.
+    """The pace of a robot's stamps. Constants, counters and slow simulators are not clocks and show no delay.
 
-    A stamp that stands still after it advanced shows an old picture, as a camera that hangs does: its delay counts.
+    A stamp that stands still after it advanced belongs to an old image, as from a camera that hangs: its delay counts.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class StampPace:
         self._behind_ns = self._slow_frames = self._quick_frames = 0
 
     def observe(self, stamp_ns: int, received_ns: int) -> None:
-        """Take an admitted frame's stamp. One that goes back says nothing about the pace."""
+        """Add the stamp of an admitted frame. A stamp that goes back says nothing about the pace."""
         if self._last is not None and stamp_ns >= self._last[0]:
             self._step(stamp_ns - self._last[0], max(received_ns - self._last[1], 0))
         self._last = (stamp_ns, received_ns)
@@ -64,10 +64,10 @@ class StampPace:
 
 
 class Contradiction:
-    """Frames in a row that show another clock than the one believed.
+    """Consecutive frames that contradict the estimated clock.
 
-    They count once CONTRADICTING of them went on as time did: what waited out a stall arrives faster than it was
-    captured, and shows no other clock.
+    They count once CONTRADICTING of them advanced as real time did: frames that waited out a stall arrive faster than
+    they were captured, which is not evidence of another clock.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,11 @@ class Contradiction:
 
     @property
     def offsets_ns(self) -> list[int]:
-        """(our clock - the robot's) as these frames show it."""
+        """The offsets (our clock - the robot's) of these frames."""
         return [received_ns - stamp_ns for stamp_ns, received_ns in self._frames]
 
     def add(self, stamp_ns: int, received_ns: int) -> bool:
-        """Take the next frame; True if the last ones agree with each other."""
+        """Add the next frame; True if the last ones agree with each other."""
         self._frames.append((stamp_ns, received_ns))
         stamps = [stamp for stamp, _ in self._frames]
         if len(stamps) < CONTRADICTING or any(later <= earlier for earlier, later in pairwise(stamps)):
@@ -91,15 +91,15 @@ class Contradiction:
         return 2 * abs(passed_ns - went_ns) <= went_ns
 
     def clear(self) -> None:
-        """A frame agreed with what is believed."""
+        """Forget them: a frame agreed with the estimate."""
         self._frames.clear()
 
 
 class QuickestFrames:
     """The smallest (received - stamp) of the last frames.
 
-    Two halves make a window that moves: the newer one counts from its first frame, the older one is complete. It moves
-    with the frames, not with silence, so frames that waited out a stall together do not look quick.
+    Two halves make a moving window: the newer one counts from its first frame, the older one is complete. It moves
+    with the frames, not with silence, so that frames that waited out a stall together do not look quick.
     """
 
     def __init__(self) -> None:
@@ -109,11 +109,11 @@ class QuickestFrames:
 
     @property
     def offset_ns(self) -> int | None:
-        """The smallest; None without frames."""
+        """The smallest offset; None without frames."""
         return min((half for half in (self._older_ns, self._newer_ns) if half is not None), default=None)
 
     def take(self, seen_ns: int, received_ns: int) -> bool:
-        """Take a frame; True if half a window is complete."""
+        """Add a frame; True if it completes half a window."""
         if self.offset_ns is not None:
             self._aged_ns += min(max(received_ns - self._received_ns, 0), STEP_NS)
         self._received_ns = received_ns
@@ -127,10 +127,10 @@ class QuickestFrames:
 class RobotClock:
     """An estimate of (our clock - the robot's): the smallest (received - stamp) of the last frames.
 
-    A frame that alone shows a smaller one is believed at once, but is on trial: three frames that contradict it end
-    that. What several frames showed is contradicted only by a clock that was set back: its stamps go back, as those of
-    late frames do not, and they are new, as those of frames that are sent again are not. stamps: the ones known again,
-    to be cleared with an episode, with which a simulator's time begins anew.
+    A single frame with a smaller offset is believed at once, but it is on trial: three frames that contradict it end
+    the trial. An offset that several frames showed is contradicted only by a clock that was set back: its stamps go
+    back, unlike those of late frames, and they are new, unlike those of frames that are sent again. stamps: the recent
+    stamps, cleared with each episode, because a simulator's time may begin anew.
     """
 
     def __init__(self) -> None:
@@ -144,11 +144,11 @@ class RobotClock:
 
     @property
     def slow(self) -> bool:
-        """True while the stamps do not advance, or at less than half of real time."""
+        """True while the stamps stand still, or advance at less than half of real time."""
         return self._pace.slow
 
     def corrected(self, stamp_ns: int, received_ns: int) -> bool:
-        """Compare a frame with what is believed, before `admits`; True if it and those before it prove that wrong."""
+        """Compare a frame with the estimate, before `admits`; True if it and the frames before it disprove it."""
         known_ns = self._offset_ns
         if known_ns is None or received_ns - stamp_ns <= known_ns + AGREE_NS:
             self._contradiction.clear()
@@ -164,10 +164,10 @@ class RobotClock:
         return True
 
     def admits(self, stamp_ns: int, received_ns: int) -> bool:
-        """Take a frame's stamp into the estimate; False if it is to be rejected as in the future.
+        """Add a frame's stamp to the estimate; False if it must be rejected because it lies in the future.
 
-        A slow first frame makes prompt ones look ahead, and so does a clock that jumped: two of them are rejected where
-        others agreed before, then the new clock counts.
+        After a slow first frame, prompt frames seem to be ahead, and so they do after a clock jumped. Two of them are
+        rejected if others agreed before; then the new clock counts.
         """
         seen_ns = received_ns - stamp_ns
         known_ns = self._offset_ns
@@ -189,7 +189,7 @@ class RobotClock:
         return True
 
     def delay_ns(self, stamp_ns: int, received_ns: int) -> int:
-        """The transport delay of a frame in excess of the quickest one's; 0 while the stamps are not a clock."""
+        """The transport delay of a frame in excess of the quickest frame's; 0 while the stamps are not a clock."""
         known_ns = self._offset_ns
         return 0 if known_ns is None or self.slow else max(received_ns - stamp_ns - known_ns, 0)
 
@@ -198,7 +198,7 @@ class RobotClock:
         return self._quickest.offset_ns if self._trial is None else self._trial[0]
 
     def _keep(self, stamp_ns: int, received_ns: int) -> None:
-        """Take a frame into the window; one that agrees with the frame on trial ends the trial."""
+        """Add a frame to the window; one that agrees with the frame on trial ends the trial."""
         seen_ns = received_ns - stamp_ns
         if self._trial is not None and seen_ns <= self._trial[0] + AGREE_NS:
             self._newest_ns = max(self._newest_ns, self._trial[1])
@@ -210,7 +210,7 @@ class RobotClock:
             self._contradiction.clear()
 
     def _believe_contradiction(self, received_ns: int) -> None:
-        """Forget the frame on trial, else the whole window."""
+        """Forget the frame on trial or, if there is none, the whole window."""
         if self._trial is None:
             self._quickest, self._newest_ns = QuickestFrames(), 0
         for seen_ns in self._contradiction.offsets_ns:
@@ -223,8 +223,8 @@ class RobotClock:
 class FrameOrder:
     """Checks that sequence numbers increase, and that stamps neither go back nor run ahead of the robot's own clock.
 
-    The robot's clock is only known through its stamps (RobotClock). A stamp that the next three frames contradict
-    was wrong, and the order of stamps begins anew with the third of them.
+    The robot's clock is known only through its stamps (RobotClock). If the next three frames contradict a stamp, it was
+    wrong, and the order of stamps begins anew with the third of them.
     """
 
     def __init__(self) -> None:
@@ -255,8 +255,6 @@ class FrameOrder:
         self._last_stamp_ns = stamp_ns
 
     def begin_stamps(self) -> None:
-        """Let the stamps begin anew, with an episode. What is known of the robot's clock remains: a frame that is late
-        shows its age.
-        """
+        """Let the stamps begin anew with an episode. The estimate remains, so that a late frame still shows its age."""
         self._last_stamp_ns = 0
         self.clock.stamps.clear()

@@ -133,14 +133,14 @@ class SessionRunner:
         session = self.session
         while session.commands:
             self._port.send(session.commands.popleft())
-        if session.wants_ring:
+        if session.ring_wanted:
             self._want_ring(self)
         now_ns = self._clock.now_ns()
         if self._port.writable and (ready := session.start_sending(now_ns)) is not None:
             self._port.send(ready)
         if (turn_ns := session.turn_ns(now_ns)) is not None:
             self._take_turn(turn_ns, now_ns)
-        if session.unread and session.ended is None:
+        if session.outbox_full and session.ended is None:
             session.end(End("RESOURCE_EXHAUSTED", Reason.SLOW_READER, "the robot reads its answers too slowly"))
         if session.has_events or session.ended is not None:
             self._changed.set()

@@ -12,9 +12,9 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Frames have their turn at the declared rate (in_flight.py). A flood of them ends the session.
-- A change of instruction or episode above its rate, or with a frame above that, is rejected before it takes effect.
-- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.Ring).
+- Frames get their turns at the declared rate (in_flight.py). A flood of frames ends the session.
+- A change of instruction or episode above its rate, or with a frame above the permitted rate, has no effect.
+- A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.RingState).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
 """
 
@@ -34,7 +34,7 @@ from edgeflow.service.sessions.frames import (
     End,
     Event,
     NoticeEvent,
-    Ready,
+    PendingAnswer,
     RingState,
     SessionFrame,
     StatusEvent,
@@ -50,8 +50,8 @@ from edgeflow_client.types import ActionSchema, Command, Disposition
 class Session:
     """The state machine. Report what happens; then take events, `commands`, frames to decode and frames to send.
 
-    schema: of the policy's chunks. robot_schema: of what the robot gets, single actions unless it executes chunks.
-    speculation: how the drafts of the next frame are verified, which is the runner's to set; None = it has none.
+    schema: the schema of the policy's chunks. robot_schema: the schema of the robot's answers: single actions, unless
+    it executes chunks. speculation: how the drafts of the next frame are verified, set by the runner; None = no drafts.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Session:
             self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
 
     def reject(self, seq: int, error: RequestError, now_ns: int) -> None:
-        """Report a rejected frame; too many rejections end the session."""
+        """Report a rejected frame; too many of them end the session."""
         self._outbox.note(StatusEvent.rejected(seq, error))
         self._count_rejection(now_ns)
 
     def offer(self, frame: CheckedFrame, now_ns: int, received_ns: int | None = None) -> None:
         """Take an admitted frame with a valid header; only the newest waits for the decoder.
 
-        received_ns: from when its age counts; None = now.
+        received_ns: the time from which its age counts; None = now.
         """
         self._silence.broken()
         over_rate = not self.rates.permitted.take(now_ns)
@@ -114,7 +114,7 @@ class Session:
             return
         if self.answers.invalid.fault:
             self._silence.used(now_ns)
-            self._frames.excess += over_rate
+            self._frames.excess += over_rate  # a flood ends even a session in fault
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(StatusEvent.rejected(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
@@ -135,7 +135,7 @@ class Session:
                 self._ring = RingState.WANTED
 
     def request_reset(self, instruction: str, now_ns: int) -> None:
-        """The robot asks for a new epoch: `reset`, or a rejection where it asks too often."""
+        """The robot requests a new epoch: `reset`, or reject the request if it comes too often."""
         if self.rates.changes.take(now_ns):
             self._order.begin_stamps()
             self.reset(instruction)
@@ -145,7 +145,7 @@ class Session:
     def reset(self, instruction: str = "") -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
         if self.answers.invalid.rearm():
-            self._outbox.safe = None
+            self._outbox.safe = None  # a STOP that was not sent yet would stop the new episode
         self.instruction = instruction or self.instruction
         self.epoch += 1
         self.answers.sent.halt(Reason.EPOCH_CHANGED)
@@ -177,7 +177,7 @@ class Session:
         return frame
 
     def turn_ns(self, now_ns: int) -> int | None:
-        """When the frame that waits for the decoder has its turn; None if there is none, or the decoder is busy."""
+        """The time at which the waiting frame gets its turn; None if no frame waits or the decoder is busy."""
         return self._frames.turn_ns(now_ns)
 
     def decoded(self, payload: Payloads, decode_ns: int) -> None:
@@ -188,7 +188,7 @@ class Session:
             self._frames.decoded(track, payload, decode_ns)
 
     def decode_failed(self, error: RequestError, now_ns: int) -> None:
-        """The frame in the decoder cannot be decoded. UNAVAILABLE is the service's failure and no rejection."""
+        """The frame in the decoder cannot be decoded. UNAVAILABLE is a failure of the service, not a rejection."""
         track = self._frames.finish_decoding()
         if track is not None and error.code == "UNAVAILABLE":
             self._frames.leave(track, Disposition.DROPPED, error.code, error.reason, error.text)
@@ -208,12 +208,12 @@ class Session:
         return track.submit(self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns)
 
     def result(self, message: FrameResult) -> None:
-        """Take an action if it is finite, within the limits and of this epoch; otherwise HOLD."""
+        """Take an action if it is finite, within the limits and from this epoch; otherwise HOLD."""
         if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
         self._proven_instruction = self.instruction
         answer = self.answers.judge(track, message)
-        if isinstance(answer, Ready):
+        if isinstance(answer, PendingAnswer):
             self._frames.act(answer)
             self._outbox.safe = None
         else:
@@ -238,7 +238,7 @@ class Session:
         if message.reason == Reason.ACTION_TOO_OLD:
             self._count_late()
         if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
-            self.reset(self._proven_instruction)
+            self.reset(self._proven_instruction)  # the worker counts tokens, so that only it can tell
         self._finish_if_idle()
 
     def worker_lost(self) -> None:
@@ -254,17 +254,17 @@ class Session:
         self._finish_if_idle()
 
     @property
-    def wants_ring(self) -> bool:
-        """True while a frame waits for a ring that was given back."""
+    def ring_wanted(self) -> bool:
+        """True while a frame waits for a ring that was released."""
         return self._ring is RingState.WANTED and self.ended is None
 
     @property
     def parked(self) -> bool:
-        """True while the session has no ring because it gave it back in a silence."""
+        """True while the session has no ring because it released it after a silence."""
         return self._ring in (RingState.FREED, RingState.WANTED)
 
     def stay_parked(self, error: RequestError) -> None:
-        """No ring is available for the waiting frame: drop it with the reason and hold."""
+        """No ring is available for the waiting frame: drop the frame with the reason, and hold."""
         if self._ring is RingState.WANTED:
             self._ring = RingState.FREED
             self._frames.drop_unsent(error.code, error.reason, error.text)
@@ -301,7 +301,7 @@ class Session:
             self.end(end)
         elif self._silence.hold_due(now_ns) and not self._input_ended:
             self._hold_silent()
-        elif self._silence.place_is_free(now_ns) and self._ring is RingState.HELD and not self._frames:
+        elif self._silence.can_park(now_ns) and self._ring is RingState.HELD and not self._frames:
             self._ring = RingState.FREED
             self.commands.append(CloseSession(self.number))
             self._hold_silent()
@@ -311,7 +311,7 @@ class Session:
             self.hold(Reason.INGRESS_SILENT)
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
-        """Order the robot to stop moving; an action not yet taken is withdrawn. A fault's STOP stays in force."""
+        """Order the robot to stop moving; an action that was not taken yet is withdrawn. The STOP of a fault stays."""
         self.answers.sent.halt(reason)
         if (ready := self._frames.take_ready()) is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
@@ -346,9 +346,9 @@ class Session:
     # Events for the robot.
 
     @property
-    def unread(self) -> bool:
-        """True if more answers wait than a robot that reads them lets wait."""
-        return self._outbox.overflowing
+    def outbox_full(self) -> bool:
+        """True if the robot reads its answers too slowly."""
+        return self._outbox.is_full
 
     @property
     def has_events(self) -> bool:
@@ -377,17 +377,17 @@ class Session:
                 self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
                 self.hold(Reason.ACTION_TOO_OLD)
 
-    def _delay_ns(self, ready: Ready) -> int:
-        """The transport delay of its frame in excess of the session's quickest one."""
+    def _delay_ns(self, ready: PendingAnswer) -> int:
+        """The transport delay of the answer's frame in excess of the session's quickest frame."""
         return self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
 
     def _count_late(self) -> None:
-        """A frame that drafted was too old to be answered, and a newer one is in flight; several in a row mean HOLD."""
+        """A frame with drafts was too old to be answered while a newer one is in flight; several in a row mean HOLD."""
         if self.answers.count_late():
             self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_rejection(self, now_ns: int) -> None:
-        if (end := self.rates.rejected(now_ns)) is not None:
+        if (end := self.rates.count_rejection(now_ns)) is not None:
             self.end(end)
 
     def _finish_if_idle(self) -> None:

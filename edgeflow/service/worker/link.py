@@ -1,7 +1,7 @@
 """Control's end of the socket to the worker: on the event loop.
 
-It writes to the socket itself, since what an asyncio transport cannot send at once it may copy: pixels cross from the
-memory they were decoded to, and nothing holds a second copy of them in this process.
+It writes to the socket directly, because an asyncio transport may copy data that it cannot send at once. Pixels are
+sent from the memory to which they were decoded, and this process holds no second copy of them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edgeflow.ipc.messages import Message
 from edgeflow_client.errors import WorkerError
 
 READ_BYTES = 256 << 10  # per turn of the loop
-SEND_BUFFER_BYTES = 1 << 20  # as far as the system permits: a raw frame leaves in one turn of the loop
-MOST_BUFFERS = 64  # in one system call, which takes a thousand
+SEND_BUFFER_BYTES = 1 << 20  # if the system permits it: a raw frame leaves in one turn of the loop
+MOST_BUFFERS = 64  # per system call, which accepts a thousand
 
 
 class WorkerLink:
@@ -50,7 +50,7 @@ class WorkerLink:
 
     @property
     def writable(self) -> bool:
-        """True if everything sent so far has left this process."""
+        """True if all messages have left this process."""
         return self._sock is not None and not self._unsent and not self._deaf
 
     def send(self, message: Message) -> None:
@@ -88,13 +88,13 @@ class WorkerLink:
         return False
 
     def _hear_out(self) -> None:
-        """Read the last words of a worker that has ended, such as why it could not start; then close."""
+        """Read the last messages of a worker that has ended, such as the reason of a failed start; then close."""
         while self._sock is not None and self._read():
             pass
         self.close("eof")
 
     def _sent(self, count: int) -> None:
-        """Forget so many bytes, which have left."""
+        """Remove `count` sent bytes from the queue."""
         while count:
             first = self._unsent.popleft()
             if count < len(first):
@@ -110,7 +110,7 @@ class WorkerLink:
             self._writable()
 
     def _read(self) -> bool:
-        """Read and hand out what is there; False if there was nothing."""
+        """Read and deliver what has arrived; False if there was nothing."""
         if self._sock is None:
             return False
         try:

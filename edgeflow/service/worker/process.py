@@ -15,7 +15,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PassTimes
 from edgeflow.ipc.bounded import is_stopped
 from edgeflow.ipc.packets import packet_pair
-from edgeflow.service.host.resources import settle
+from edgeflow.service.host.resources import set_scheduling
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 
 ENTRY = "edgeflow.worker.start"
@@ -29,22 +29,22 @@ STACKS_LINES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kit:
-    """Both ends of everything that connects control and a worker."""
+class WorkerConnections:
+    """Both ends of all connections between control and a worker."""
 
     sock: socket.socket
-    """Messages."""
+    """The socket for messages."""
     worker_sock: socket.socket
     handover: socket.socket
-    """Where the worker expects sockets to the chat front."""
+    """The socket over which the worker receives sockets to chat fronts."""
     worker_handover: socket.socket
     stacks: int
-    """A pipe for what its threads were doing when it hung or crashed."""
+    """The pipe for the stacks of its threads if it hangs or crashes."""
     worker_stacks: int
 
     @classmethod
-    def make(cls) -> Kit:
-        """Make a kit; OSError without descriptors or memory, with nothing left open."""
+    def make(cls) -> WorkerConnections:
+        """Create them; OSError without descriptors or memory, with nothing left open."""
         with contextlib.ExitStack() as undo:
             sock, worker_sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
             undo.callback(sock.close)
@@ -75,7 +75,7 @@ class Kit:
         os.close(self.worker_stacks)
 
     def close(self) -> None:
-        """Close all of it."""
+        """Close both ends of all."""
         self.close_inherited()
         self.sock.close()
         self.handover.close()
@@ -83,7 +83,7 @@ class Kit:
 
 
 class Process(Protocol):
-    """A worker process, as its supervisor sees it."""
+    """The supervisor's view of a worker process."""
 
     def kill(self) -> None: ...
 
@@ -104,16 +104,16 @@ class Launched:
     process: Process
     warnings: tuple[str, ...] = ()
     handover: socket.socket | None = None
-    """Where the worker expects sockets to the chat front; None without chat."""
+    """The socket over which the worker receives sockets to chat fronts; None without chat."""
     reserve: bool = False
-    """It was in reserve."""
+    """The worker was in reserve."""
 
 
 Launch: TypeAlias = Callable[[], Launched]
 
 
 class WorkerProcess:
-    """A worker in a child process. Start it from a thread that outlives it, since it dies with that thread."""
+    """A worker in a child process. It dies with the thread that starts it."""
 
     def __init__(self, process: SpawnedProcess, stacks: int) -> None:
         self.pid = process.pid
@@ -145,7 +145,7 @@ class WorkerProcess:
         return await self._read_stacks()
 
     async def _read_stacks(self) -> list[str]:
-        """Read the pipe until nothing more follows."""
+        """Read the pipe until no more output follows."""
         output, patience_s = b"", STACKS_S
         while len(output) < STACKS_BYTES and patience_s > 0:
             try:
@@ -165,12 +165,12 @@ def cold_arguments(known: PassTimes | None) -> list[str]:
     return ["--pass-times", *map(str, astuple(known))] if known is not None else []
 
 
-def start_process(kit: Kit, settings: int, entry: str, arguments: Sequence[str]) -> WorkerProcess:
-    """Start a worker with its end of a kit, which is then closed here; OSError leaves the kit as it was.
+def start_process(connections: WorkerConnections, settings: int, entry: str, arguments: Sequence[str]) -> WorkerProcess:
+    """Start a worker with its ends of the connections, which are then closed here; OSError leaves all of them open.
 
     settings: the descriptor of the resolved configuration, sealed.
     """
-    sock, handover, stacks = kit.inherited()
+    sock, handover, stacks = connections.inherited()
     process = spawn(
         entry,
         (sock, handover, stacks, settings),
@@ -179,12 +179,14 @@ def start_process(kit: Kit, settings: int, entry: str, arguments: Sequence[str])
             *("--stacks", str(stacks), "--config", f"/dev/fd/{settings}", *arguments),
         ],
     )
-    kit.close_inherited()
-    return WorkerProcess(process, kit.stacks)
+    connections.close_inherited()
+    return WorkerProcess(process, connections.stacks)
 
 
-def launched(config: ServiceConfig, kit: Kit, process: WorkerProcess, *, reserve: bool = False) -> Launched:
+def launched(
+    config: ServiceConfig, connections: WorkerConnections, process: WorkerProcess, *, reserve: bool = False
+) -> Launched:
     """A started worker, with its CPUs and priority set."""
     wanted = config.realtime
-    warnings = settle("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
-    return Launched(kit.sock, process, tuple(warnings), kit.handover, reserve)
+    warnings = set_scheduling("worker", process.pid, wanted.worker_cpus, wanted.worker_priority)
+    return Launched(connections.sock, process, tuple(warnings), connections.handover, reserve)

@@ -1,4 +1,4 @@
-"""Worker processes, with one in reserve that has loaded its libraries, most of a start, and waits for `Begin`."""
+"""Worker processes, with one in reserve that has loaded its libraries (most of a start) and waits for `Begin`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from edgeflow.contract import PassTimes
 from edgeflow.ipc.channel import pack
 from edgeflow.ipc.messages import Begin
 from edgeflow.ipc.packets import seal
-from edgeflow.service.host.held import RETRY_S, Spare
+from edgeflow.service.host.spare import RETRY_S, Spare
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.process import (
     ENTRY,
     KILL_WAIT_S,
-    Kit,
     Launched,
+    WorkerConnections,
     WorkerProcess,
     cold_arguments,
     launched,
@@ -27,21 +27,21 @@ from edgeflow.service.worker.process import (
 )
 from edgeflow.service.worker.timeouts import LEAST_S, TIMES
 
-BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon
+BACKOFF_S = 1.0  # before a lost reserve is replaced, doubled with each that is lost soon after its start
 LONGEST_BACKOFF_S = 30.0
-LOAD_S = 60.0  # how long the first reserve may load; later ones TIMES as long as the last one that did
+LOAD_S = 60.0  # limit for the first reserve to load; for later ones TIMES the time of the last one
 
 
 @dataclass(slots=True)
 class _Reserve:
     """A worker in reserve."""
 
-    kit: Kit
+    connections: WorkerConnections
     process: WorkerProcess
     ready: bool = False
-    """It reported that everything is loaded."""
+    """It reported that it has loaded everything."""
     since_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    """When it was started."""
+    """The time of its start."""
     overdue: asyncio.TimerHandle | None = None
     """Fires if it does not report in time."""
 
@@ -50,14 +50,14 @@ class _Reserve:
         return asyncio.get_running_loop().time() - self.since_s
 
     def settle(self) -> None:
-        """Wait no longer for its report."""
+        """Stop waiting for its report."""
         if self.overdue is not None:
             self.overdue.cancel()
             self.overdue = None
 
 
 class Workers:
-    """Launches workers for the supervisor; what a start needs is held in advance. Use it on the loop.
+    """Launches workers for the supervisor. The descriptors for a start are made in advance. Use it on the loop.
 
     known: pass times measured earlier, if any. entry: the workers' module.
     """
@@ -70,8 +70,8 @@ class Workers:
         self._log = log
         self._entry = entry
         self._settings: int | None = None
-        self._next = Spare("worker", Kit.make, log)
-        self._next_reserve = Spare("worker in reserve", Kit.make, log)
+        self._next = Spare("worker", WorkerConnections.make, log)
+        self._next_reserve = Spare("worker in reserve", WorkerConnections.make, log)
         self._reserve: _Reserve | None = None
         self._leaving: set[asyncio.Task[None]] = set()
         self._later: asyncio.TimerHandle | None = None
@@ -83,13 +83,13 @@ class Workers:
         """Start the worker in reserve if it is ready, otherwise a new process; OSError if that is impossible."""
         known, reserve = self._known(), self._take()
         if reserve is not None and _begins(reserve, known):
-            return launched(self._config, reserve.kit, reserve.process, reserve=True)
+            return launched(self._config, reserve.connections, reserve.process, reserve=True)
         self._discard(reserve)
-        kit, process = self._start(self._next, cold_arguments(known))
-        return launched(self._config, kit, process)
+        connections, process = self._start(self._next, cold_arguments(known))
+        return launched(self._config, connections, process)
 
     def prepare(self) -> None:
-        """Start a worker in reserve if configured; it loads at idle priority. What fails is tried again."""
+        """Start a worker in reserve, if configured, which loads at idle priority; retry after a failure."""
         self._cancel()
         if self._reserve is not None or not self._config.standby:
             return
@@ -103,11 +103,11 @@ class Workers:
         else:
             self._failing = False
             loop = asyncio.get_running_loop()
-            loop.add_reader(reserve.kit.sock, self._on_message, reserve)
+            loop.add_reader(reserve.connections.sock, self._on_message, reserve)
             reserve.overdue = loop.call_later(self._load_s, self._on_overdue, reserve)
 
     async def close(self) -> None:
-        """End the worker in reserve, if any, wait for its end, and give up what is held."""
+        """End the worker in reserve, if any, wait for its end, and release the spare descriptors."""
         self._cancel()
         self._discard(self._take())
         await asyncio.gather(*self._leaving)
@@ -117,23 +117,23 @@ class Workers:
             os.close(self._settings)
             self._settings = None
 
-    def _start(self, held: Spare[Kit], arguments: list[str]) -> tuple[Kit, WorkerProcess]:
+    def _start(self, held: Spare[WorkerConnections], arguments: list[str]) -> tuple[WorkerConnections, WorkerProcess]:
         if self._settings is None:
             self._settings = seal(self._config.model_dump_json().encode())
-        kit = held.take()
+        connections = held.take()
         try:
-            process = start_process(kit, self._settings, self._entry, arguments)
+            process = start_process(connections, self._settings, self._entry, arguments)
         except OSError:
-            held.put_back(kit)
+            held.put_back(connections)
             raise
         self._next.fill()
         if self._config.standby:
             self._next_reserve.fill()
-        return kit, process
+        return connections, process
 
     def _on_message(self, reserve: _Reserve) -> None:
         """Handle the only message of the worker in reserve before it begins, or its end."""
-        if not reserve.ready and _has_reported(reserve.kit.sock):
+        if not reserve.ready and _has_reported(reserve.connections.sock):
             reserve.ready = True
             reserve.settle()
             self._load_s = max(LEAST_S, TIMES * reserve.lived_s)
@@ -142,7 +142,7 @@ class Workers:
         self._replace(reserve)
 
     def _on_overdue(self, reserve: _Reserve) -> None:
-        """Replace a worker in reserve that is stopped or hangs while it loads; allow the next one twice the time."""
+        """Replace a worker in reserve that is stopped or hangs while it loads; the next one may take twice the time."""
         self._load_s *= 2
         self._replace(reserve)
 
@@ -167,14 +167,14 @@ class Workers:
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
             reserve.settle()
-            asyncio.get_running_loop().remove_reader(reserve.kit.sock)
+            asyncio.get_running_loop().remove_reader(reserve.connections.sock)
         return reserve
 
     def _discard(self, reserve: _Reserve | None) -> None:
         if reserve is None:
             return
-        reserve.kit.sock.close()
-        reserve.kit.handover.close()
+        reserve.connections.sock.close()
+        reserve.connections.handover.close()
         reserve.process.kill()
         task = asyncio.create_task(_bury(reserve.process), name="reserve-ends")
         self._leaving.add(task)
@@ -194,7 +194,7 @@ def _begins(reserve: _Reserve, known: PassTimes | None) -> bool:
         return False
     try:
         for buffer in pack(Begin(known)):
-            reserve.kit.sock.sendall(buffer)
+            reserve.connections.sock.sendall(buffer)
     except OSError:
         return False
     return True

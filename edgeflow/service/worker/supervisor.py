@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
-from edgeflow.service.faults import start_error
+from edgeflow.service.errors import start_error
 from edgeflow.service.host.watchdogs import VitalTask
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.rates import RollingCount
@@ -19,7 +19,7 @@ from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError
 
-PING_S = 1.0  # or a quarter of the permitted silence
+PING_S = 1.0  # or a quarter of the permitted silence, if that is shorter
 CHECK_S = 0.1
 BACKOFF_S = 0.2  # after a failed start, doubled with each
 LONGEST_BACKOFF_S = 10.0
@@ -35,7 +35,7 @@ class WorkerListener(Protocol):
     def worker_progress(self, message: WarmupProgress) -> None: ...
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker is ready. StartError if it cannot be used: it is ended."""
+        """A worker is ready. StartError if it cannot be used and must be ended."""
         ...
 
     def worker_message(self, message: Message) -> None: ...
@@ -47,7 +47,7 @@ class WorkerListener(Protocol):
         ...
 
     def worker_fault(self, text: str) -> None:
-        """No worker can be started any more, or the supervisor itself ended; text says why."""
+        """No more workers can be started, or the supervisor itself ended; text: the reason."""
         ...
 
 
@@ -129,7 +129,7 @@ class WorkerLife:
     async def reap(self, patience_s: float = 0.2) -> str:
         """Make sure that the worker is gone; returns how it ended. patience_s: wait before killing it."""
         if not self.ready.cancel() and not self.ready.cancelled():
-            self.ready.exception()  # nobody may be waiting for it any more
+            self.ready.exception()  # retrieved: nobody may be waiting for it
         self.link.close()
         if self._launched is None:
             return "never started"
@@ -178,18 +178,18 @@ class WorkerLife:
 
 
 async def _listen(future: asyncio.Future[Any], limit_s: float) -> float:
-    """Wait for a future; returns how long, counted only while this process runs: it may have been suspended itself."""
+    """Wait for a future; returns the waiting time, without times in which this process itself was suspended."""
     loop = asyncio.get_running_loop()
     listened_s = 0.0
     while not future.done() and listened_s < limit_s:
         begun_s = loop.time()
-        await asyncio.wait({future}, timeout=min(CHECK_S, limit_s - listened_s))  # wait_for may swallow a cancellation
+        await asyncio.wait({future}, timeout=min(CHECK_S, limit_s - listened_s))  # wait_for may lose a cancellation
         listened_s += min(loop.time() - begun_s, 2 * CHECK_S)
     return listened_s
 
 
 class Supervisor:
-    """Keeps one worker running, or starting; the listener hears of every change."""
+    """Keeps one worker running or starting, and reports every change to the listener."""
 
     def __init__(
         self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, log: EventLog

@@ -1,18 +1,18 @@
-"""How long a worker or a child may be silent, and how long its start may take."""
+"""Time limits for the silence of a worker or a child, and for its start."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 
-SLOW_PASSES = 10  # permitted silence, in passes of the slowest hundredth
+SLOW_PASSES = 10  # permitted silence, as a multiple of the 99th percentile of pass times
 KEPT_PASSES = 1000
-TIMES = 4  # what the slowest earlier start took
+TIMES = 4  # the time of the slowest earlier start
 LEAST_S = 5.0
 
 
 class WorkerSilence:
-    """The silence of a worker, counted only while control listens: a suspended control blames nobody."""
+    """The silence of a worker, counted only while control listens: a suspended control must not blame the worker."""
 
     def __init__(self, least_ns: int) -> None:
         self._least_ns = least_ns
@@ -28,11 +28,11 @@ class WorkerSilence:
         return max(self._least_ns, SLOW_PASSES * slow_ns)
 
     def expect(self, pass_ns: int) -> None:
-        """Treat passes of this length as usual, however long ago the last one was."""
+        """Permit the silence of passes of this length, even if the last one was long ago."""
         self._least_ns = max(self._least_ns, SLOW_PASSES * pass_ns)
 
     def heard(self, passes_ns: Iterable[int] = ()) -> None:
-        """Note a sign of life, and how long its passes took."""
+        """Record a sign of life, and the times of the passes since the last one."""
         self._silent_ns = 0
         self._passes_ns.extend(passes_ns)
 
@@ -43,7 +43,7 @@ class WorkerSilence:
 
 
 class StartLimits:
-    """The time limits of starts, cold ones and those of a worker in reserve. most_s: the limit of the first start."""
+    """The time limits of cold starts and of starts from the reserve. most_s: the limit of the first start."""
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
@@ -57,9 +57,9 @@ class StartLimits:
         return min(max(LEAST_S, TIMES * slowest_s), self._most_s)
 
     def took(self, seconds: float, *, reserve: bool) -> None:
-        """Note how long a start took."""
+        """Record the time of a start."""
         self._slowest_s[reserve] = max(seconds, self._slowest_s.get(reserve, 0.0))
 
     def exceeded(self, *, reserve: bool) -> None:
-        """Allow the next start twice the limit that this one exceeded: the machine may have become slower."""
+        """Allow the next start twice the limit that was exceeded: the machine may have become slower."""
         self.took(2 * self.limit_s(reserve=reserve) / TIMES, reserve=reserve)

@@ -66,7 +66,7 @@ def test_offered_is_the_sum_of_all_fates(steps):
     frames = summarise(measured([ledger]), [ledger]).frames
     refused = sum(sum(each.values()) for each in (frames.rejected, frames.dropped, frames.unanswered))
     assert frames.offered == len(ledger.frames) == frames.acted + frames.superseded + refused
-    assert ledger.under_way <= frames.unanswered.get(Reason.NO_ANSWER, 0)
+    assert ledger.in_flight <= frames.unanswered.get(Reason.NO_ANSWER, 0)
 
 
 def test_the_action_and_its_status_are_one_fate():
@@ -76,7 +76,7 @@ def test_the_action_and_its_status_are_one_fate():
     hear(ledger, ChunkPlayer(), status(1, 0, Disposition.ACTED), 0, 58 * MS)
     (frame,) = ledger.frames
     assert (frame.fate, frame.age_ns, frame.server_ns, frame.timings.passes) == (Fate.ACTED, 50 * MS, 40, 3)
-    assert not ledger.happenings and ledger.under_way == 0
+    assert not ledger.happenings and ledger.in_flight == 0
 
 
 def test_a_second_fate_is_against_the_protocol():
@@ -92,7 +92,7 @@ def test_an_action_with_another_stamp_answers_nothing():
     ledger = Ledger(0)
     ledger.offer(7 * MS, 7 * MS)
     hear(ledger, ChunkPlayer(), action(1, 8 * MS), 0, 57 * MS)
-    assert ledger.frames[0].fate is Fate.UNANSWERED and ledger.under_way == 1
+    assert ledger.frames[0].fate is Fate.UNANSWERED and ledger.in_flight == 1
     assert [each.kind for each in ledger.happenings] == ["contradicted"]
 
 

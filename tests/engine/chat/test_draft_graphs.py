@@ -148,8 +148,8 @@ def test_the_recommended_kind_of_a_verification_is_recorded_whole(
     """The end of the prompt alone is sampled apart."""
     engine = engines[kind]
     program, apart = engine._prompts._program, []
-    settle = program.settle
-    monkeypatch.setattr(program, "settle", lambda *given, **named: (apart.append(1), settle(*given, **named))[1])
+    verify = program.verify
+    monkeypatch.setattr(program, "verify", lambda *given, **named: (apart.append(1), verify(*given, **named))[1])
     for params in (PARAMS["greedy"], SamplingParams.recommended(model.generation, max_tokens=COUNT)):
         assert answered(engine, TEXTS[0], params).plan.drafts.counts.drafts > 0
     assert len(apart) == 2
@@ -162,11 +162,11 @@ def test_each_form_is_recorded_once(model: ChatModel, engines: dict[str, ChatEng
     shapes = {kind: shapes_of(engines[kind]) for kind in KINDS}
     for kind, forms in (("lookup", 1), ("chain", 1), ("tree", 2)):
         chunks = [each for each in shapes[kind] if each.prefills]
-        single = [each for each in shapes[kind] if each.single_rows]
-        several = [each for each in shapes[kind] if each.verifies]
+        single = [each for each in shapes[kind] if each.all_single]
+        several = [each for each in shapes[kind] if each.is_verification]
         assert len(chunks) == 2 and len(single) == kinds * forms + 1 and len(several) == (kinds + 1) * forms
         assert len(shapes[kind]) == len(set(shapes[kind])) == len(chunks) + len(single) + len(several)
-    rows = {(each.form, each.lengths[0]) for each in shapes["tree"] if each.verifies}
+    rows = {(each.form, each.lengths[0]) for each in shapes["tree"] if each.is_verification}
     assert rows == {(DraftForm.TREE, TREE.rows), (DraftForm.CHAIN, 4)}
 
 

@@ -161,7 +161,7 @@ def test_an_answer_ends_where_the_slot_does(engines, model: ChatModel, graphs: b
 def test_a_fold_is_not_launched_behind_a_pass_that_may_give_fewer_tokens(
     model: ChatModel, likely: list[int], kind: str, fold: str, graphs: bool, launched
 ):
-    """In a prompt with two folds, and behind it, over several more."""
+    """In a prompt with two folds, and after it, over several more."""
     gate = random_gate(model.config, GateRules(sink=3, window=5, segment=9, fold=fold, positions="absolute"))
 
     def engine_with(drafts: Any) -> ChatEngine:

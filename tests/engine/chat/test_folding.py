@@ -226,7 +226,7 @@ def test_replayed_passes_give_the_tokens_of_eager_ones(directory: Path, base: Pl
 def test_passes_that_are_launched_ahead_give_the_tokens_of_the_twin(
     directory: Path, base: PlainBase, changes: dict[str, str], graphs: bool
 ):
-    """A fold is enqueued while the pass before it is under way; no fold behind the end of an answer is counted."""
+    """A fold is enqueued while the pass before it is under way; no fold after the end of an answer is counted."""
     model = load_chat_model(directory, torch.float32, CPU, table=ON_THE_DEVICE)
     gate = gate_of(model, replace(SMALL, **changes))
     engine = engine_of(model, gate, slots=2, chunk=4, graphs=graphs, record=record)

@@ -36,7 +36,7 @@ from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import InvalidArgument, RequestError, Unavailable
 from tests.chat_checkpoint import END
-from tests.engine.chat.test_plane import request_of
+from tests.engine.chat.test_loop import request_of
 
 CAPACITY = 400
 CPU = torch.device("cpu")

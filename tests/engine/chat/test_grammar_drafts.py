@@ -171,7 +171,7 @@ def test_a_step_is_one_message_whatever_is_drafted(grammars: Grammars, monkeypat
     grammar.accept(ids_of("1" * (MOST_DRAFTS + 1)))
     assert grammar.allowed().shape == (1, VOCAB)
     assert sizes == [9 + 4 * 65, 9 + 4 * 65]
-    grammars.compile("{}").result(30)  # behind what wakes
+    grammars.compile("{}").result(30)  # after what wakes
     assert woken == [True, True]
 
 

@@ -145,7 +145,7 @@ def test_the_recommended_kind_is_recorded_whole(model: ChatModel, monkeypatch):
 
 
 def test_what_does_not_fit_runs_as_it_is(model: ChatModel):
-    """The padding of a chunk would lie behind the end of the slot; a longer chunk has no class."""
+    """The padding of a chunk would lie after the end of the slot; a longer chunk has no class."""
     prompt = model.text_prompt("abcdefgh" * 10)
     assert len(prompt) == CAPACITY
     plain = engine_of(model)

@@ -19,7 +19,7 @@ from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.qwen2_5_vl import ImagePreprocessor
 from tests.chat_checkpoint import IMAGE_TOKEN, write_chat_checkpoint
-from tests.engine.chat.test_plane import CPU, ChatBench, K, built, frame, request_of
+from tests.engine.chat.test_loop import CPU, ChatBench, K, built, frame, request_of
 
 SIDE = 2000
 PATIENCE_S = 30.0

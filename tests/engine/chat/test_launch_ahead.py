@@ -27,7 +27,7 @@ from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from tests.engine.chat.test_generate import engine_of
-from tests.engine.chat.test_plane import request_of
+from tests.engine.chat.test_loop import request_of
 from tests.engine.recorded import record
 
 CPU = torch.device("cpu")

@@ -87,7 +87,7 @@ def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
 
 
 def test_drafts_change_no_answer(model: ChatModel):
-    """The line below an answer says how many tokens a pass settled."""
+    """The line below an answer says how many tokens a pass gave."""
     engine = ChatEngine(model, model.decoder.kv_slots(1, 400), drafts=Lookup())
     drafting = ChatSession(engine, SamplingParams(max_tokens=40))
     plain = ChatSession(ChatEngine(model, model.decoder.kv_slots(1, 400)), SamplingParams(max_tokens=40))

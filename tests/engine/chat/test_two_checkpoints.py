@@ -15,7 +15,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.chat.test_plane import CAPACITY, CPU, PROMPT, ChatBench, alone, start, tokens
+from tests.engine.chat.test_loop import CAPACITY, CPU, PROMPT, ChatBench, alone, start, tokens
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ chunks = st.one_of(
 
 
 def within(line: np.ndarray, bounds: MotionBounds) -> bool:
-    """True if the rows behind the first three keep the limits."""
+    """True if the rows after the first three keep the limits."""
     sizes = (bounds.velocity, bounds.acceleration, bounds.jerk)
     moves = (np.abs(np.diff(line, n=order)[3 - order :]) for order in (1, 2, 3))
     kept = all(found.max() <= size * (1 + 1e-6) + 1e-12 for found, size in zip(moves, sizes, strict=True))

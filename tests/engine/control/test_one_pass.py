@@ -11,7 +11,7 @@ import torch
 from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, OnePassEngine, one_pass_engine
 from edgeflow.engine.control.offline import sample_observations
-from edgeflow.engine.control.tracks import observation_of
+from edgeflow.engine.control.records import observation_of
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -67,7 +67,7 @@ def assert_exact(found: Sequence[DecodedFrame], right: dict[FrameRef, DecodedFra
     for each in found:
         expected = right[each.sampled.frame]
         assert each.sampled.token_ids == expected.sampled.token_ids
-        assert each.sampled.settled == len(each.sampled.token_ids) and each.sampled.finite
+        assert each.sampled.verified == len(each.sampled.token_ids) and each.sampled.finite
         difference = torch.stack(each.logits) - torch.stack(expected.logits)
         assert difference.abs().max() <= LOGITS_TOLERANCE
 
@@ -128,7 +128,7 @@ def test_an_answer_of_thirty_two_tokens(tmp_path_factory, shift: Shift):
     assert_exact(found, {FrameRef(0, 1, seq): each for seq, each in enumerate(right, start=1)})
 
 
-def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
+def test_a_right_guess_is_verified_in_the_prefill_pass(policy):
     frames = alike(policy, 6, seed=8, each=6)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(make_engine(policy), scheduler, [Mode.SPECULATIVE])
@@ -140,24 +140,24 @@ def test_a_guess_that_is_right_is_settled_in_the_prefill_pass(policy):
 
 @pytest.mark.parametrize("shift", Shift)
 def test_a_frame_leaves_after_its_most_passes_with_what_the_last_one_gave(policy, serial: SerialTwin, shift: Shift):
-    """The first token is settled by the prompt alone; what follows it in one pass depends on the guess."""
+    """The first token is verified by the prompt alone; what follows it in one pass depends on the guess."""
     frames = make_frames(policy, 8, seed=3)
     engine, limits = make_engine(policy), limits_for(policy.K, shift=shift)
     run = OfflineRun(engine, Scheduler(limits), [Mode.SPECULATIVE], speculation=Speculation(max_passes=1))
     found, right = run.decode([frames])[0], answers(serial(policy, frames))
     assert [each.sampled.frame.seq for each in found] == list(range(1, 9)), "none is overtaken"
-    unsettled = 0
+    unverified = 0
     for each in found:
         sampled = each.sampled
         expected = right[sampled.frame].sampled.token_ids
-        assert len(sampled.token_ids) == policy.K and 1 <= sampled.settled <= policy.K
-        assert sampled.token_ids[: sampled.settled] == expected[: sampled.settled]
-        unsettled += sampled.settled < policy.K
-    assert unsettled > 0
+        assert len(sampled.token_ids) == policy.K and 1 <= sampled.verified <= policy.K
+        assert sampled.token_ids[: sampled.verified] == expected[: sampled.verified]
+        unverified += sampled.verified < policy.K
+    assert unverified > 0
 
 
-def settled_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: PreparedFrame) -> int:
-    """Tokens that a prefill pass settles when it is given these drafts."""
+def verified_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: PreparedFrame) -> int:
+    """Tokens that a prefill pass verifies when it is given these drafts."""
     engine = make_engine(policy)
     rows = policy.image_tokens + len(frame.prompt_ids)
     engine.state.ids[1, rows : rows + policy.K - 1] = torch.tensor(drafts)
@@ -173,16 +173,16 @@ def settled_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: P
 
 
 @pytest.mark.parametrize("bins", [0, 1, 2])
-def test_a_displacement_settles_within_the_tolerance(policy, bins: int):
+def test_a_displacement_is_verified_within_the_tolerance(policy, bins: int):
     (frame,) = make_frames(policy, 1, seed=5)
     token = decode_serially(make_engine(policy), [frame])[0].sampled.token_ids[0]
     far = [0] * (policy.K - 2)
     for off in (-3, -2, -1, 0, 1, 2, 3):
-        settled = settled_within(policy, bins, [token + off, *far], frame)
-        assert (settled > 1) == (abs(off) <= bins)
+        verified = verified_within(policy, bins, [token + off, *far], frame)
+        assert (verified > 1) == (abs(off) <= bins)
 
 
-def test_the_gripper_settles_exactly(policy):
+def test_the_gripper_must_match_exactly(policy):
     """Its token is the last, which nothing drafts; so the dimension before it is made the gripper here."""
     (frame,) = make_frames(policy, 1, seed=5)
     token = decode_serially(make_engine(policy), [frame])[0].sampled.token_ids[0]
@@ -190,8 +190,8 @@ def test_the_gripper_settles_exactly(policy):
     near = policy.near
     try:
         policy.near = (False, *near[1:])
-        assert settled_within(policy, 2, [token + 1, *far], frame) == 1
-        assert settled_within(policy, 2, [token, *far], frame) > 1
+        assert verified_within(policy, 2, [token + 1, *far], frame) == 1
+        assert verified_within(policy, 2, [token, *far], frame) > 1
     finally:
         policy.near = near
 
@@ -247,7 +247,7 @@ def test_weights_of_eight_bits_meet_all_rows_alike(serial: SerialTwin, checkpoin
 
 
 def test_attention_that_reads_places_is_known(policy):
-    """Nothing is launched ahead of it without graphs: where rows enter follows from what drafts settle."""
+    """Nothing is launched ahead of it without graphs: where rows enter follows from the drafts accepted."""
     hardware, name = Hardware.of(CPU), policy.decoder.name
     assert built_in_table().reads_places(name, "dense", hardware, torch.float32)
     masked = built_in_table().forcing(packed_attention="masked")
@@ -255,8 +255,8 @@ def test_attention_that_reads_places_is_known(policy):
 
 
 @pytest.mark.parametrize("samples", [1, 2, 6])
-def test_a_settled_frame_that_rides_one_pass_more_stays_in_its_slot(checkpoint, samples: int):
-    """It was launched before the host knew. With the longest prompt its rows lie behind the last position."""
+def test_a_finished_frame_in_one_more_pass_stays_in_its_slot(checkpoint, samples: int):
+    """It was launched before the host knew. With the longest prompt its rows lie after the last position."""
     table = built_in_table().forcing(packed_attention="masked")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
     engine = PolicyEngine(policy, policy.K, 64, table=table)

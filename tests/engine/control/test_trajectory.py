@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PolicyInputs
-from edgeflow.engine.control.continuity import PlayedRows
+from edgeflow.engine.control.continuity import ExecutedRows
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.trajectory import LimitKind
@@ -78,7 +78,7 @@ def test_chunks_keep_the_limits_where_they_follow_each_other_and_twice_is_once(f
     contract = trajectory(LIMITS | FREE)
     sent, limited = contract.within_limits(chunk(first), None)
     assert keeps(sent[:, 0], HORIZON)
-    plan = PlayedRows(seq=1, delay=delay, actions=sent[row:], before=sent[max(row - 3, 0) : row])
+    plan = ExecutedRows(seq=1, delay=delay, actions=sent[row:], before=sent[max(row - 3, 0) : row])
     for wanted, before in ((chunk(first), None), (chunk(second), plan)):
         found, limited = contract.within_limits(wanted, before)
         again, nothing = contract.within_limits(found, before)
@@ -158,7 +158,7 @@ def test_a_chunk_that_could_not_be_stopped_is_slowed_down_at_its_end():
 
 
 def test_a_motion_that_nothing_continues_is_given_up():
-    plan = PlayedRows(seq=1, delay=1, actions=np.full((4, 3), 3.0), before=np.full((3, 3), 2.0))
+    plan = ExecutedRows(seq=1, delay=1, actions=np.full((4, 3), 3.0), before=np.full((3, 3), 2.0))
     found, limited = trajectory(LIMITS | FREE).within_limits(chunk(0.1), plan)
     assert LimitKind.START in [each.limit for each in limited]
     steps = np.diff(found[:, 0])  # back towards the workspace, no faster than permitted
@@ -207,7 +207,7 @@ def test_a_workspace_in_which_braking_takes_too_long_is_refused_with_what_to_wri
 
 
 def test_the_candidate_with_the_lowest_score_is_sent():
-    plan = PlayedRows(seq=1, delay=1, actions=np.zeros((8, 3)), before=np.zeros((0, 3)), values=np.zeros((8, 5)))
+    plan = ExecutedRows(seq=1, delay=1, actions=np.zeros((8, 3)), before=np.zeros((0, 3)), values=np.zeros((8, 5)))
     smooth, far, rough, broken = (np.full((HORIZON, 3), value) for value in (0.1, 0.5, 0.1, np.nan))
     rough[::2] += 0.4
     chunks = [far, broken, rough, smooth]

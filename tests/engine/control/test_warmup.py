@@ -25,7 +25,7 @@ from tests.engine.recorded import record
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
-CAPACITY = 64  # prompts of 1 to 41 tokens behind 16 image tokens: three numbers of rows
+CAPACITY = 64  # prompts of 1 to 41 tokens after 16 image tokens: three numbers of rows
 
 
 def quiet(step: str, done: int, total: int) -> None:

@@ -71,7 +71,7 @@ def assert_first(found: list[DecodedFrame], right: list[DecodedFrame], width: in
     for each in found:
         expected = right[each.sampled.frame.seq - 1]
         assert each.sampled.token_ids == expected.sampled.token_ids[:width]
-        assert each.sampled.settled == width and each.sampled.finite
+        assert each.sampled.verified == width and each.sampled.finite
         if each.logits:
             difference = torch.stack(each.logits) - torch.stack(expected.logits[:width])
             assert difference.abs().max() <= LOGITS_TOLERANCE
@@ -106,7 +106,7 @@ def test_replayed_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift
 
 @pytest.mark.parametrize("shift", Shift)
 def test_drafts_launched_one_ahead_change_no_token(policy, shift: Shift):
-    """The host plans each pass before it knows what the one before settled: a narrow answer may go past its end."""
+    """The host plans each pass before it knows what the one before verified: a narrow answer may go past its end."""
     engine = PolicyEngine(policy, policy.K * 2, 128, table=ON_THE_DEVICE, graphs=True, record=record, shift=shift)
     engine.kv.data.fill_(torch.nan)
     streams = [alike(policy, 12, seed=session, each=3) for session in range(2)]
@@ -157,9 +157,9 @@ def test_a_narrow_frame_leaves_after_its_most_passes(policy):
     for found, width in zip(run.decode([frames, frames]), KEYS.values(), strict=True):
         assert [each.sampled.frame.seq for each in found] == list(range(1, 9)), "none is overtaken"
         for each, expected in zip(found, right, strict=True):
-            settled = each.sampled.settled
-            assert 1 <= settled <= width == len(each.sampled.token_ids)
-            assert each.sampled.token_ids[:settled] == expected.sampled.token_ids[:settled]
+            verified = each.sampled.verified
+            assert 1 <= verified <= width == len(each.sampled.token_ids)
+            assert each.sampled.token_ids[:verified] == expected.sampled.token_ids[:verified]
 
 
 @pytest.mark.parametrize("rows", [(7, 4), (4, 7)])

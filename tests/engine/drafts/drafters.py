@@ -37,7 +37,7 @@ CAPACITY = 80
 class Knowing:
     """A kind of drafts that knows what each slot's sequence will be, prompt included, and errs at random.
 
-    truth: by slot. sure: how often a draft behind true ones is the true one. fixed: as many rows as it may; otherwise
+    truth: by slot. sure: how often a draft after true ones is the true one. fixed: as many rows as it may; otherwise
     chains are found in any length.
     """
 
@@ -112,7 +112,7 @@ class KnowingDrafter:
 class Helped:
     """EAGLE-3 with a hand: tokens on one path of what the head has drafted are replaced by true ones.
 
-    truth: as of `Knowing`. made: by slot, what the head itself drafted last, and the row that each follows.
+    truth: as in `Knowing`. made: by slot, what the head itself drafted last, and the row that each follows.
     """
 
     eagle: Eagle

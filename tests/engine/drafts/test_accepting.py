@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.engine.drafts.verifier import accepted_of_chain, accepted_of_tree
-from edgeflow.kernels.kv.sees import DraftTrees
+from edgeflow.kernels.kv.visibility import DraftTrees
 
 CPU = torch.device("cpu")
 VOCABULARY = 5
 
 
 def tree(rows: int, seed: int, deep: float) -> tuple[list[int], list[int]]:
-    """The parent and the token of each row behind the root. Siblings are different tokens. deep: how often a row
+    """The parent and the token of each row after the root. Siblings are different tokens. deep: how often a row
     follows the one before it.
     """
     choose = random.Random(seed)
@@ -58,7 +58,7 @@ def depths(parents: list[int]) -> list[int]:
     st.integers(1, 63), st.integers(1, 3), st.integers(0, 10_000), st.sampled_from([0.1, 0.6, 1.0]), st.integers(0, 2)
 )
 def test_trees_equal_the_twin(rows: int, segments: int, seed: int, deep: float, spare: int):
-    """Trees of several slots at once; rows behind `counts` only pad. Half of all rows give the token of a child."""
+    """Trees of several slots at once; rows after `counts` only pad. Half of all rows give the token of a child."""
     choose = random.Random(seed)
     grown = [tree(rows, seed + index, deep) for index in range(segments)]
     deepest = max(max(depths(parents)) for parents, _ in grown)
@@ -92,8 +92,8 @@ def test_trees_equal_the_twin(rows: int, segments: int, seed: int, deep: float, 
         rights.append(right)
         expected.append(walked(parents[: kept - 1], tokens, gives, sound))
     width = min(rows, deepest + 1)
-    settled, path = accepted_of_tree(torch.tensor(rights), state[2], state[1], width)
-    assert settled.tolist() == [len(each) for each in expected]
+    verified, path = accepted_of_tree(torch.tensor(rights), state[2], state[1], width)
+    assert verified.tolist() == [len(each) for each in expected]
     assert path.tolist() == [[*each, *[each[-1]] * (width - len(each))] for each in expected]
 
 
@@ -103,10 +103,10 @@ def test_chains_equal_the_twin(rows: int, segments: int, seed: int, sure: float)
     rights = [[choose.random() < sure for _ in range(rows)] for _ in range(segments)]
     expected = []
     for right in rights:
-        settled = 1
-        while settled < rows and right[settled]:
-            settled += 1
-        expected.append(settled)
+        verified = 1
+        while verified < rows and right[verified]:
+            verified += 1
+        expected.append(verified)
     assert accepted_of_chain(torch.tensor(rights)[:, 1:]).tolist() == expected
 
 
@@ -117,6 +117,6 @@ def test_a_chain_is_a_tree_of_one_path(rows: int, seed: int, sure: float):
     trees = DraftTrees(1, rows, CPU)
     if rows > 1:
         trees.plant(torch.tensor([0]), torch.arange(rows - 1)[None], rows)
-    settled, path = accepted_of_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
-    assert torch.equal(accepted_of_chain(right[:, 1:]), settled)
-    assert path.tolist() == [[min(row, int(settled) - 1) for row in range(rows)]]
+    verified, path = accepted_of_tree(right, trees.bits[:, :rows], trees.depth[:, :rows], rows)
+    assert torch.equal(accepted_of_chain(right[:, 1:]), verified)
+    assert path.tolist() == [[min(row, int(verified) - 1) for row in range(rows)]]

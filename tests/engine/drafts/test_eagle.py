@@ -90,7 +90,7 @@ def test_in_an_answer(model: ChatModel, head: Eagle3Head):
 
 
 def test_behind_a_prefix(model: ChatModel, head: Eagle3Head):
-    """The last row that is shared runs again, since the token behind it is another."""
+    """The last row that is shared runs again, since the token after it is another."""
     for kind in kinds_of(head):
         engine, ids = engine_of(model, kind, slots=3), ids_of(model, "shared words")
         prefix = FixedPrefix(prompt_of(model, ids), 1)
@@ -104,7 +104,7 @@ def test_behind_a_prefix(model: ChatModel, head: Eagle3Head):
 
 
 def test_in_slots_with_memory(tmp_path: Path):
-    """Behind a fold that runs the window again, the head has read it again too. Memories are in float32."""
+    """After a fold that runs the window again, the head has read it again too. Memories are in float32."""
     model = talkative(tmp_path / "base", "qwen2")
     head = eagle_head(tmp_path / "head", model, drafts=model.config.vocab_size)
     rules = GateRules(sink=3, window=6, segment=8)

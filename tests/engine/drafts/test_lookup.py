@@ -40,7 +40,7 @@ def looked_up(tokens: list[int], drafts: int, shortest: int, longest: int) -> li
 def drafted(
     state: SlotState, drafter: LookupDrafter, sequences: dict[int, list[int]], *, on_host: bool
 ) -> dict[int, list[int]]:
-    """Drafts behind sequences of some slots, whose tokens are those of an earlier pass but for the newest."""
+    """Drafts after sequences of some slots, whose tokens are those of an earlier pass but for the newest."""
     slots = list(sequences)
     for slot, tokens in sequences.items():
         state.ids[slot, : len(tokens)] = torch.tensor(tokens)

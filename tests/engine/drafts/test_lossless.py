@@ -73,7 +73,7 @@ def test_answers_of_every_kind(model: ChatModel, head: Eagle3Head):
             prompt = prompt_of(model, text)
             found = answer(engine, prompt, SamplingParams(max_tokens=count), chunk)
             assert found.tokens == undrafted(model, prompt, count), (kind.name, text, chunk)
-            assert found.plan.passes == 0 and found.plan.settled == count
+            assert found.plan.passes == 0 and found.plan.verified == count
 
 
 def test_a_drafter_that_knows_the_answer(model: ChatModel):
@@ -169,7 +169,7 @@ def test_a_stop_token_in_the_middle_of_an_accepted_run(model: ChatModel, form: D
     monkeypatch.setattr(type(model), "stop_ids", property(lambda _: frozenset({stop})))
     kind = taught(Knowing(form=form, rows=12, sure=1.0, fixed=True), prompt, wanted)
     engine = engine_of(model, kind)
-    for _ in range(2):  # what stood behind the stop token has no part in the next answer
+    for _ in range(2):  # what stood after the stop token has no part in the next answer
         generation = Generation(engine, prompt, SamplingParams(max_tokens=30))
         told = [token for each in generate(engine, generation, 50) if each is not None for token in each.tokens]
         assert generation.tokens == told == wanted[: wanted.index(stop) + 1]

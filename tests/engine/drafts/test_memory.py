@@ -83,7 +83,7 @@ def test_tokens_are_those_without_drafts(model: ChatModel, head: Eagle3Head, cha
 
 
 def test_the_longest_sequence(model: ChatModel, head: Eagle3Head):
-    """Rows of drafts behind its end are rotated by no position that does not exist."""
+    """Rows of drafts after its end are rotated by no position that does not exist."""
     wanted = asked(engine_of(model, SMALL), ids_of(LONGEST - 20), count=100).tokens
     assert len(wanted) == 21
     kinds = [Knowing(rows=12, sure=0.95), Knowing(form=DraftForm.CHAIN, rows=8, sure=0.95), Lookup(), eagle(head)]

@@ -21,7 +21,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
 from edgeflow.scheduler.plan import DraftForm
 from tests.engine.chat.test_launch_ahead import ahead
-from tests.engine.chat.test_plane import CAPACITY, CPU, PASS_NS, SLOTS, ChatBench, K, built, frame, request_of, start
+from tests.engine.chat.test_loop import CAPACITY, CPU, PASS_NS, SLOTS, ChatBench, K, built, frame, request_of, start
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, poisoned, taught
 from tests.engine.drafts.talkative import write_talkative
 from tests.tiny_checkpoint import write_checkpoint

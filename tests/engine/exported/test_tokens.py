@@ -1,4 +1,4 @@
-"""Decoders of tokens as graphs of fixed shapes, behind the executor: the tokens of the networks that were exported."""
+"""Decoders of tokens as graphs of fixed shapes, after the executor: the tokens of the networks that were exported."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_chat_model_answers_in_every_way_as_its_networks(models: tuple[ChatMod
 
 
 def test_what_a_sequence_that_is_not_finite_leaves_is_not_seen(models: tuple[ChatModel, ChatModel]):
-    """Also not behind the end of the slot's next sequence, which is shorter."""
+    """Also not after the end of the slot's next sequence, which is shorter."""
     exact, static = models
     kv = static.decoder.kv_slots(2, POSITIONS)
     kv.data[:, :, 1] = torch.nan

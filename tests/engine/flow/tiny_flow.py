@@ -60,7 +60,7 @@ SHAPES = {"joint": JOINT_SHAPE, "cross": CROSS_SHAPE, "adaptive": ADAPTIVE_SHAPE
 
 
 def weights_of(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
-    """All tensors of a network: `prefix.` and `suffix.` as of GroupedDecoder, and what embeds."""
+    """All tensors of a network: `prefix.` and `suffix.` as in GroupedDecoder, and what embeds."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*sizes: int) -> Tensor:

@@ -15,7 +15,7 @@ from tests.engine.flow.tiny_flow import PATCHES, Shape
 
 
 class FlowTwin:
-    """Computes one frame. weights: as of `weights_of`."""
+    """Computes one frame. weights: as in `weights_of`."""
 
     def __init__(self, shape: Shape, weights: Mapping[str, Tensor]) -> None:
         self.shape = shape

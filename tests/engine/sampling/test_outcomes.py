@@ -52,18 +52,18 @@ def test_one_row_each(logprobs: bool):
 @pytest.mark.parametrize("logprobs", [False, True])
 @given(st.data())
 def test_verified_rows(logprobs: bool, data: st.DataObject):
-    """Of several segments: the settled tokens of each, what each found, and the drafts that stand behind them."""
+    """Of several segments: the verified tokens of each, what each found, and the drafts that stand after them."""
     segments, width, standing = (data.draw(st.integers(low, 4)) for low in (1, 1, 0))
     rows = rows_of(segments * width, logprobs=logprobs)
-    settled = [data.draw(st.integers(1, width)) for _ in range(segments)]
+    verified = [data.draw(st.integers(1, width)) for _ in range(segments)]
     found = [data.draw(st.integers(0, standing)) for _ in range(segments)]
     sound = [data.draw(st.integers(0, 1)) for _ in range(segments)]
     drafts = torch.arange(segments * standing).view(segments, -1) + 500
-    lines = drafted_lines(rows, torch.tensor(sound), torch.tensor(settled), torch.tensor(found), drafts).tolist()
+    lines = drafted_lines(rows, torch.tensor(sound), torch.tensor(verified), torch.tensor(found), drafts).tolist()
     assert len(lines) == segments
     for index, line in enumerate(lines):
         read = read_outcome(segment(index, form=DraftForm.CHAIN, samples=width), line, guessed=width > 1)
-        first, count = index * width, settled[index]
+        first, count = index * width, verified[index]
         assert read.sequence == index and read.finite == bool(sound[index])
         assert read.tokens == tuple(range(100 + first, 100 + first + count))
         assert read.found == found[index]

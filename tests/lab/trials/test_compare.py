@@ -31,7 +31,7 @@ from tests.kernels.wrong_kernels import (
     queries_in_the_dtype,
     sums_in_the_dtype,
 )
-from tests.kernels.wrong_sights import SIGHTS, changed
+from tests.kernels.wrong_visibility import SIGHTS, changed
 
 CPU = torch.device("cpu")
 HERE = Hardware.of(CPU)

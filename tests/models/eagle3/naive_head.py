@@ -99,7 +99,7 @@ class _Candidate:
 def naive_tree(
     head: NaiveHead, known: Path, hidden: Tensor, position: tuple[int, ...], sizes: TreeSizes
 ) -> tuple[list[int], list[int]]:
-    """Tokens and parents as of `grow`. known: the sequence. hidden [E]: of its last row. position: of the next."""
+    """Tokens and parents as in `grow`. known: the sequence. hidden [E]: of its last row. position: of the next."""
     first = head.best(hidden, sizes.width)
     candidates = [_Candidate(token, score, -1, known, hidden, 0) for score, token in first]
 

@@ -77,7 +77,7 @@ def extended(head: Eagle3Head, kv: KVSlots, start: int, features: Tensor, follow
 
 
 def parents_of(tree: dict[str, Any]) -> list[int]:
-    """The parent of each row behind the root, from the recorded paths."""
+    """The parent of each row after the root, from the recorded paths."""
     parents: dict[int, int] = {}
     for path in tree["retrieve_indices"]:
         rows = [row for row in path if row >= 0]

@@ -24,7 +24,7 @@ def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 def bytes_of(pixels: np.ndarray) -> np.ndarray:
-    """The image behind SigLIP's pixel values [3, side, side], as uint8 [side, side, 3]."""
+    """The image after SigLIP's pixel values [3, side, side], as uint8 [side, side, 3]."""
     return np.rint((pixels * 0.5 + 0.5) * 255).astype(np.uint8).transpose(1, 2, 0)
 
 

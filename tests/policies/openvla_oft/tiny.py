@@ -122,7 +122,7 @@ class OFTTwin:
         self._entry = json.loads((directory / "dataset_statistics.json").read_text())[KEY]
 
     def ids(self, instruction: str) -> list[int]:
-        """BOS and the prompt, without the space behind it."""
+        """BOS and the prompt, without the space after it."""
         prompt = f"In: What action should the robot take to {instruction.lower()}?\nOut:"
         return [1, *self._tokenizer.encode(prompt).ids]
 
@@ -151,7 +151,7 @@ class OFTTwin:
         return torch.cat([text[:1], self.patches(images), state, text[1:], placeholders, table[2:3]])
 
     def last_hidden(self, rows: Tensor) -> Tensor:
-        """[L, E] → [L, E] behind the final norm; every row sees every row."""
+        """[L, E] → [L, E] after the final norm; every row sees every row."""
         x = rows
         for index in range(self._text.num_hidden_layers):
             at = f"language_model.model.layers.{index}."

@@ -21,16 +21,16 @@ from edgeflow.service.chat.front import ChatProcess
 from edgeflow.service.children.messages import (
     CODING,
     AccessPolicy,
-    Beat,
     ChatSocket,
     ChildMessage,
     Drain,
     Drained,
-    Keep,
-    KeptChat,
+    Heartbeat,
     LogEvent,
+    RequestSocket,
+    SavedState,
+    SaveState,
     Serving,
-    WantSocket,
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.worker.link import WorkerLink
@@ -87,7 +87,7 @@ class Alone:
         with contextlib.suppress(EOFError):
             while (found := self._control.receive()) is not None:
                 message, descriptors = found
-                if isinstance(message, Keep):
+                if isinstance(message, SaveState):
                     self.kept[message.key] = bytes(unseal(descriptors[0], 1 << 20))
                 close_all(descriptors)
                 self.heard.append(message)
@@ -138,7 +138,7 @@ async def test_it_answers_those_whom_the_gateway_names(text_model: Loaded, tmp_p
             assert rejected.status_code == status and rejected.json()["error"]["message"]
         rejected = await http.post(CHAT, content=b"x", headers={"content-encoding": "gzip"})
         assert rejected.status_code == 415
-        assert len(made.of(Beat)) > 0
+        assert len(made.of(Heartbeat)) > 0
 
 
 async def test_it_asks_for_another_socket_when_the_worker_s_end_is_lost(
@@ -146,9 +146,9 @@ async def test_it_asks_for_another_socket_when_the_worker_s_end_is_lost(
 ):
     monkeypatch.setattr(front, "CHECK_S", 0.01)
     async with alone(text_model, tmp_path) as (http, made):
-        assert made.worker is not None and not made.of(WantSocket)
+        assert made.worker is not None and not made.of(RequestSocket)
         made.worker.close()
-        await eventually(lambda: bool(made.of(WantSocket)))
+        await eventually(lambda: bool(made.of(RequestSocket)))
         assert (await http.post(CHAT, json=ASKED)).status_code == 503
         await made.connect()
         assert (await http.post(CHAT, json=ASKED)).status_code == 200
@@ -185,26 +185,26 @@ async def test_a_changed_prefix_is_kept_for_its_successor(text_model: Loaded, tm
     new = [{"role": "system", "content": "you watch a red cup"}]
     async with alone(text_model, tmp_path / "a") as (http, made):
         assert (await http.put("/admin/v1/prefixes/arm", json={"messages": new})).status_code == 200
-        await eventually(lambda: bool(made.of(Keep)))
+        await eventually(lambda: bool(made.of(SaveState)))
         kept = made.kept
         assert list(kept) == ["arm"] and json.loads(kept["arm"])["messages"] == new
         before = [message for message in made.asked if isinstance(message, SetPrefix)]
     async with alone(text_model, tmp_path / "b") as (http, made):
-        made.tell_sealed(KeptChat("arm"), kept["arm"])
-        made.tell_sealed(KeptChat("unknown"), kept["arm"])
-        made.tell_sealed(KeptChat("arm"), b"not JSON")
+        made.tell_sealed(SavedState("arm"), kept["arm"])
+        made.tell_sealed(SavedState("unknown"), kept["arm"])
+        made.tell_sealed(SavedState("arm"), b"not JSON")
         await eventually(lambda: any(isinstance(message, SetPrefix) for message in made.asked))
         (again,) = [message for message in made.asked if isinstance(message, SetPrefix)]
         assert again.ids == before[0].ids
         assert (await http.get("/admin/v1/prefixes")).json()["data"][0]["messages"] == new
         assert (await http.delete("/admin/v1/prefixes/arm")).status_code == 200
-        await eventually(lambda: bool(made.of(Keep)))
+        await eventually(lambda: bool(made.of(SaveState)))
         removed = made.kept["arm"]
         await made.connect()
         await eventually(lambda: made.asked[-1] == SetPrefix(made.asked[-1].request, "arm", []))
     (tmp_path / "c").mkdir()
     async with alone(text_model, tmp_path / "c") as (http, made):
-        made.tell_sealed(KeptChat("arm"), removed)
+        made.tell_sealed(SavedState("arm"), removed)
         await eventually(lambda: any(isinstance(message, SetPrefix) for message in made.asked))
         assert (await http.get("/admin/v1/prefixes")).json()["data"][0] == {
             "id": "arm",

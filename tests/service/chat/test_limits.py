@@ -17,7 +17,7 @@ from PIL import Image
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import ChatBody, CompletionBody, parse
-from edgeflow.service.chat.pictures import read_picture
+from edgeflow.service.chat.images import read_image
 from edgeflow.service.gateway import proxy
 from edgeflow_client.errors import InvalidArgument, RequestError
 from tests.service.chat.test_answers import ASKED, CHAT, TEXT, picture
@@ -261,17 +261,17 @@ def jpeg_url(**options: Any) -> str:
 )
 def test_pictures_are_judged_by_their_headers(url: str, reason: str):
     with pytest.raises(RequestError) as caught:
-        read_picture(url, "url", LimitsConfig())
+        read_image(url, "url", LimitsConfig())
     assert caught.value.reason.startswith(reason)
 
 
 @pytest.mark.parametrize("url", [jpeg_url(), jpeg_url(progressive=True), picture()[0]])
 def test_good_pictures_pass_and_so_do_those_with_something_behind(url: str):
     limits = LimitsConfig()
-    assert read_picture(url, "url", limits).shape[2] == 3
+    assert read_image(url, "url", limits).shape[2] == 3
     head, _, data = url.partition(",")
     behind = base64.b64encode(base64.b64decode(data) + b"trailer").decode()
-    assert read_picture(f"{head},{behind}", "url", limits).shape == read_picture(url, "url", limits).shape
+    assert read_image(f"{head},{behind}", "url", limits).shape == read_image(url, "url", limits).shape
 
 
 async def test_nothing_is_fetched(image_model: Loaded, monkeypatch: pytest.MonkeyPatch):

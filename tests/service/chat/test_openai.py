@@ -12,7 +12,7 @@ import pytest
 
 from edgeflow.service.security.auth import new_token
 from tests.service.chat.test_answers import picture
-from tests.service.chat.test_queue import held, under_way
+from tests.service.chat.test_queue import held, running
 from tests.service.chat.workers import Loaded, chatting, models_of
 from tests.service.harness import RunningService, eventually
 
@@ -96,7 +96,7 @@ async def test_tokens(text_model: Loaded, tmp_path):
 
 async def test_a_full_queue_and_a_dead_worker(text_model: Loaded):
     async with held(text_model, chat__queue=0) as (http, served), official(served) as client:
-        async with under_way(http, served):
+        async with running(http, served):
             with pytest.raises(openai.RateLimitError) as full:
                 await client.chat.completions.create(model="small", messages=TURNS)
             assert full.value.response.headers["retry-after"] == "1"
@@ -114,7 +114,7 @@ async def test_a_full_queue_and_a_dead_worker(text_model: Loaded):
 async def test_a_client_that_tries_again_gets_its_answer(text_model: Loaded):
     async with (
         held(text_model, chat__queue=0) as (http, served),
-        under_way(http, served, max_tokens=2),
+        running(http, served, max_tokens=2),
         openai.AsyncOpenAI(base_url=f"{served.http}/v1", api_key="none", max_retries=4) as client,
     ):
         asking = asyncio.create_task(client.chat.completions.create(model="small", messages=TURNS, max_tokens=1))

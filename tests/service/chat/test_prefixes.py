@@ -21,7 +21,7 @@ from edgeflow.service.sessions.observers import Metrics
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import PermissionDenied
 from tests.service.chat.test_answers import ASKED, CHAT, SLOTS, TEXT, alone, chat_prompt, text_of
-from tests.service.chat.test_queue import LONG, held, under_way, waiting
+from tests.service.chat.test_queue import LONG, held, running, waiting
 from tests.service.chat.workers import Loaded, chatting
 from tests.service.harness import eventually
 from tests.service.protected import write_tokens
@@ -61,7 +61,7 @@ async def test_a_prefix_is_changed_and_answers_are_exact_before_and_after(text_m
 
 async def test_the_old_prefix_serves_until_the_new_one_is_ready(text_model: Loaded):
     """The answer under way keeps its own; a change waits behind it, and is told when it is done."""
-    async with held(text_model, chat__slots=SLOTS) as (http, served), under_way(http, served, slot="arm") as first:
+    async with held(text_model, chat__slots=SLOTS) as (http, served), running(http, served, slot="arm") as first:
         changing = asyncio.create_task(http.put(f"{PREFIXES}/arm", json={"messages": NEW}))
         await eventually(lambda: len(served.script.worker.plane._waiting) == 2)
         assert (await http.get(PREFIXES)).json()["data"][0]["messages"] == SLOTS[0]["messages"]

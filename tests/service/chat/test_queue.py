@@ -34,7 +34,7 @@ async def held(
 
 
 @contextlib.asynccontextmanager
-async def under_way(
+async def running(
     http: httpx.AsyncClient, served: RunningService, **changes: Any
 ) -> AsyncIterator[asyncio.Task[httpx.Response]]:
     """A request that the worker has begun."""
@@ -49,7 +49,7 @@ async def under_way(
 
 async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_model: Loaded):
     async with held(text_model, chat__queue=2, chat__queue_ms=20_000) as (http, served):
-        async with under_way(http, served, max_tokens=2) as first:
+        async with running(http, served, max_tokens=2) as first:
             second = asyncio.create_task(http.post(CHAT, json={**ASKED, "max_tokens": 3}))
             await eventually(lambda: waiting(served) == 1)
             third = asyncio.create_task(http.post(CHAT, json={**ASKED, "max_tokens": 4}))
@@ -66,7 +66,7 @@ async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_mod
 
 
 async def test_whoever_waits_too_long_is_told_to_come_again(text_model: Loaded):
-    async with held(text_model, chat__queue_ms=50) as (http, served), under_way(http, served):
+    async with held(text_model, chat__queue_ms=50) as (http, served), running(http, served):
         rejected = await http.post(CHAT, json={**ASKED, "stream": True})
         assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
         assert "50 ms" in rejected.json()["error"]["message"] and waiting(served) == 0
@@ -85,7 +85,7 @@ async def test_an_answer_that_takes_too_long_ends(text_model: Loaded):
 async def test_a_reader_that_goes_frees_the_model_within_one_step(text_model: Loaded, stream: bool, steps: int):
     async with held(text_model) as (http, served):
         gate = served.script.gate
-        async with httpx.AsyncClient(base_url=served.http) as leaving, under_way(leaving, served, stream=stream):
+        async with httpx.AsyncClient(base_url=served.http) as leaving, running(leaving, served, stream=stream):
             gate.grant(steps)
             await eventually(lambda: gate.steps == steps)
         await eventually(lambda: not served.script.worker.busy)
@@ -98,7 +98,7 @@ async def test_a_reader_that_goes_frees_the_model_within_one_step(text_model: Lo
 async def test_a_reader_that_goes_while_it_waits_is_never_begun(text_model: Loaded):
     async with (
         held(text_model, chat__queue_ms=20_000) as (http, served),
-        under_way(http, served, max_tokens=1) as first,
+        running(http, served, max_tokens=1) as first,
     ):
         async with httpx.AsyncClient(base_url=served.http) as leaving:
             second = asyncio.create_task(leaving.post(CHAT, json=LONG))
@@ -112,7 +112,7 @@ async def test_a_reader_that_goes_while_it_waits_is_never_begun(text_model: Load
 
 async def test_a_worker_that_dies_in_an_answer_is_503_and_the_next_answers(text_model: Loaded):
     async with held(text_model) as (http, served):
-        async with under_way(http, served) as asking:
+        async with running(http, served) as asking:
             served.script.worker.kill()
             answer = await asking
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -138,7 +138,7 @@ async def test_a_stream_that_was_begun_tells_of_a_dead_worker_in_its_last_event(
 async def test_the_answer_under_way_is_finished_when_the_service_stops(text_model: Loaded):
     async with (
         held(text_model, chat__queue_ms=20_000) as (http, served),
-        under_way(http, served, max_tokens=3, stream=True) as first,
+        running(http, served, max_tokens=3, stream=True) as first,
         httpx.AsyncClient(base_url=served.http) as other,
     ):
         second = asyncio.create_task(other.post(CHAT, json=ASKED))
@@ -152,7 +152,7 @@ async def test_the_answer_under_way_is_finished_when_the_service_stops(text_mode
 
 
 async def test_an_answer_that_cannot_be_finished_in_time_is_told(text_model: Loaded):
-    async with held(text_model, timing__drain_ms=200) as (http, served), under_way(http, served) as asking:
+    async with held(text_model, timing__drain_ms=200) as (http, served), running(http, served) as asking:
         stopping = asyncio.create_task(served.service.stop())
         answer = await asking
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from edgeflow.service.chat.body import ChatBody, parse
-from edgeflow.service.chat.calls import CallReader
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES, call_schema
+from edgeflow.service.chat.tool_calls import CallReader
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import TEMPLATE
@@ -273,7 +273,7 @@ def test_what_follows_the_first_call_is_dropped_where_one_is_asked_for(size: int
     text = f"I go. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>!"
     reader = CallReader(["move"], inside=False, one=True)
     found = [reader.push(text[at : at + size]) for at in range(0, len(text), size)]
-    assert reader.complete
+    assert reader.is_complete
     found.append(reader.finish())
     assert "".join(each.text for each in found) == "I go. "
     assert [call.name for each in found for call in each.calls] == ["move"]

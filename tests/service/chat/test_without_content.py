@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.body import ChatBody
-from edgeflow.service.chat.text import ChatText
+from edgeflow.service.chat.prompts import ChatText
 from tests.chat_checkpoint import write_chat_checkpoint
 
 CALL = {"id": "1", "type": "function", "function": {"name": "go", "arguments": '{"x": 1}'}}

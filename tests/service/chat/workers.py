@@ -15,8 +15,8 @@ import torch
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat.build import build_chat
+from edgeflow.engine.chat.loop import ChatLoop
 from edgeflow.engine.chat.memory import read_long
-from edgeflow.engine.chat.plane import ChatPlane
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
@@ -103,7 +103,7 @@ class ThreadWorker:
     def __init__(
         self, launcher: ThreadLauncher, sock: socket.socket, handover: tuple[socket.socket, socket.socket]
     ) -> None:
-        self.plane: ChatPlane | None = None
+        self.plane: ChatLoop | None = None
         self._handover, workers = handover
         self._link = ChatLink(workers)
         self._launcher = launcher

@@ -13,9 +13,9 @@ from edgeflow.service.children.child import ChildLog, ControlLink
 from edgeflow.service.children.messages import (
     CODING,
     AccessPolicy,
-    Beat,
     ChildMessage,
     Drain,
+    Heartbeat,
     LogEvent,
     MetricsSnapshot,
 )
@@ -60,7 +60,7 @@ class Linked:
 @contextlib.asynccontextmanager
 async def linked() -> AsyncIterator[Linked]:
     made = Linked()
-    assert made.heard() == [Beat()]
+    assert made.heard() == [Heartbeat()]
     yield made
     made.link.close()
     made.control.close()

@@ -32,7 +32,7 @@ PIXELS = SIDE * SIDE * 3
 
 
 class FakeKeeper:
-    """The robots' process as control's keeper has it: it takes answers, or none."""
+    """The robots' process as control's supervisor has it: it takes answers, or none."""
 
     name, lives, restarts = "robots", True, 0
 
@@ -52,22 +52,22 @@ class RobotsProcess:
     def __init__(self, served: RunningService) -> None:
         service = served.service
         self.sessions = RobotSessions(service.plane, service._authenticator, service._log)
-        self.keeper = FakeKeeper()
+        self.supervisor = FakeKeeper()
         seen = ClientObservation(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
         opened, _ = Reader(config(), "openpi").read(seen, ANY_CAMERA)
         self.opened = replace(opened, policy_numbers=())
 
     def take(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        self.sessions.take(self.keeper, message, list(descriptors))  # type: ignore[arg-type]
+        self.sessions.take(self.supervisor, message, list(descriptors))  # type: ignore[arg-type]
 
     async def until(self, count: int) -> Any:
         """The newest answer, once there are so many."""
-        await eventually(lambda: len(self.keeper.taken) >= count)
-        assert len(self.keeper.taken) == count, self.keeper.taken
-        return self.keeper.taken[-1]
+        await eventually(lambda: len(self.supervisor.taken) >= count)
+        assert len(self.supervisor.taken) == count, self.supervisor.taken
+        return self.supervisor.taken[-1]
 
     async def open(self, number: int = 1) -> None:
-        count = len(self.keeper.taken) + 1
+        count = len(self.supervisor.taken) + 1
         self.take(OpenRobot(number, self.opened, Caller("127.0.0.1")))
         assert isinstance(await self.until(count), RobotOpened)
 
@@ -98,7 +98,7 @@ async def test_a_session_from_its_opening_to_its_end(checkpoint):
         played.observe(5)  # on its way when it was closed
         played.take(ResetRobot(1))
         played.take(CloseRobot(1))
-        assert len(played.keeper.taken) == 5
+        assert len(played.supervisor.taken) == 5
 
 
 async def test_what_the_process_did_not_check_ends_it(checkpoint):
@@ -109,7 +109,7 @@ async def test_what_the_process_did_not_check_ends_it(checkpoint):
             played.take(OpenRobot(1, played.opened, Caller("127.0.0.1")))
         for changes in ({"size": PIXELS - 1}, {"size": PIXELS + 1}, {"state": [1.0]}, {"instruction": "\x07"}):
             with pytest.raises(WorkerError):
-                played.observe(len(played.keeper.taken) + 10, **changes)
+                played.observe(len(played.supervisor.taken) + 10, **changes)
         with pytest.raises(WorkerError, match="lacks its pixels"):
             played.take(ObserveRobot(session=1, seq=90, state=[], instruction="go", received_ns=1, decode_ns=1))
         played.observe(91)
@@ -127,13 +127,13 @@ async def test_a_process_that_does_not_read_gets_the_newest_answer(checkpoint):
     async with serving(checkpoint) as served:
         played = RobotsProcess(served)
         await played.open()
-        played.keeper.full = True
+        played.supervisor.full = True
         for seq in (1, 2, 3):
             played.observe(seq, received_ns=seq)
             await eventually(lambda: len(served.script.worker.submitted()) == seq)  # noqa: B023
             (runner,) = served.service.plane._runners.values()
             await eventually(lambda: not runner.session._frames)  # noqa: B023
-        played.keeper.full = False
+        played.supervisor.full = False
         assert (await played.until(2)).action.seq == 3
         played.sessions.lost()
 
@@ -142,15 +142,15 @@ async def test_an_answer_that_waits_is_for_no_later_process(checkpoint):
     async with serving(checkpoint) as served:
         played = RobotsProcess(served)
         await played.open()
-        played.keeper.full = True
+        played.supervisor.full = True
         played.observe(1, received_ns=1)
         (runner,) = served.service.plane._runners.values()
         await eventually(lambda: bool(served.script.worker.submitted()) and not runner.session._frames)
-        played.keeper.restarts, played.keeper.full = 1, False
-        before = len(played.keeper.taken)
+        played.supervisor.restarts, played.supervisor.full = 1, False
+        before = len(played.supervisor.taken)
         (robot,) = played.sessions._robots.values()
         await eventually(lambda: robot._resend is None)
-        assert len(played.keeper.taken) == before
+        assert len(played.supervisor.taken) == before
         played.sessions.lost()
 
 
@@ -167,7 +167,7 @@ async def test_too_many_sessions_and_lost_pixels_are_rejected(checkpoint, monkey
             "QUEUE_FULL",
         )
         lost = ObserveRobot(session=1, seq=1, state=[], instruction="go", received_ns=1, decode_ns=1)
-        played.sessions.lost_message(played.keeper, lost)  # type: ignore[arg-type]
+        played.sessions.lost_message(played.supervisor, lost)  # type: ignore[arg-type]
         assert (await played.until(3)).seq == 1
         played.sessions.lost()
 

@@ -37,7 +37,7 @@ PIXELS = bytes(range(12))
 
 
 class Told:
-    """A keeper that remembers what its gateway would hear."""
+    """A supervisor that remembers what its gateway would hear."""
 
     name = "gateway"
 

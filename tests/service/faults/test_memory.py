@@ -21,7 +21,7 @@ from edgeflow.ipc.messages import FrameResult, Message, SubmitFrame
 from edgeflow.service.frontends.grpc.stream import receive, server_message
 from edgeflow.service.host import resources
 from edgeflow.service.host.process import no_core_dumps
-from edgeflow.service.host.resources import lock_memory, settle
+from edgeflow.service.host.resources import lock_memory, set_scheduling
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.capacity import Decoders
 from edgeflow.service.sessions.observers import Metrics, Observers
@@ -119,16 +119,16 @@ def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest
     for name in ("sched_setaffinity", "sched_setscheduler", "setpriority"):
         monkeypatch.setattr(os, name, reject)
     monkeypatch.setattr(resources, "_lock_all", reject)
-    assert settle("worker", 0, [0], 50) == [
+    assert set_scheduling("worker", 0, [0], 50) == [
         "realtime.worker_cpus [0]: not permitted",
         "realtime.worker_priority 50 (SCHED_FIFO): not permitted",
     ]
-    assert settle("front", 0, [], -5) == ["realtime.front_priority -5 (nice): not permitted"]
+    assert set_scheduling("front", 0, [], -5) == ["realtime.front_priority -5 (nice): not permitted"]
     assert lock_memory() == ["realtime.lock_memory: not permitted"]
 
 
 def test_a_cpu_that_is_not_there_is_told():
-    (told,) = settle("front", 0, [100_000], 0)
+    (told,) = set_scheduling("front", 0, [100_000], 0)
     assert told.startswith("realtime.front_cpus [100000]: ") and "not permitted" not in told
 
 

@@ -173,10 +173,10 @@ async def test_a_whole_chunk_of_a_prompt_is_no_silence():
 
 async def test_an_idle_worker_is_pinged_within_any_permitted_silence(tmp_path: Path):
     script = Script()
-    keeper, heard = await supervised(script, tmp_path, worker_progress_ms=400)
+    made, heard = await supervised(script, tmp_path, worker_progress_ms=400)
     await eventually(lambda: sum(isinstance(message, Ping) for message in script.workers[0].seen) > 6)
     assert not heard.lost
-    await keeper.stop(1)
+    await made.stop(1)
 
 
 async def test_a_reserve_that_begins_at_the_last_moment_has_begun(monkeypatch):
@@ -194,7 +194,7 @@ async def test_a_reserve_that_begins_at_the_last_moment_has_begun(monkeypatch):
 
 async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
     script = Script()
-    keeper, heard = await supervised(script, tmp_path)
+    made, heard = await supervised(script, tmp_path)
     for losses in range(1, 5):
         script.worker.kill()
         await eventually(lambda losses=losses: len(heard.lost) == losses)
@@ -203,31 +203,31 @@ async def test_more_losses_than_the_budget_are_a_fault(tmp_path: Path):
     await eventually(lambda: bool(heard.faults))
     assert heard.faults == ["4 workers were lost within 300 s; last cause: eof"]
     assert len(script.workers) == 4
-    await keeper.stop(1)
+    await made.stop(1)
 
 
 async def test_losses_are_forgotten_after_the_window(tmp_path: Path):
     script = Script()
     clock = ManualClock()
-    keeper, heard = await supervised(script, tmp_path, clock, crash_limit=1, crash_window_s=5)
+    made, heard = await supervised(script, tmp_path, clock, crash_limit=1, crash_window_s=5)
     for losses in range(1, 4):
         script.worker.kill()
         await eventually(lambda losses=losses: heard.ready == losses + 1)
         clock.advance_ns(6 * SECOND)
     assert not heard.faults
-    await keeper.stop(1)
+    await made.stop(1)
 
 
 async def test_starts_that_fail_count(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
     script = Script()
-    keeper, heard = await supervised(script, tmp_path)
+    made, heard = await supervised(script, tmp_path)
     script.fail = WorkerFailed("StartError", "no device")
     script.worker.kill()
     await eventually(lambda: bool(heard.faults))
     assert heard.faults == ["4 workers were lost within 300 s; last cause: no device"]
     assert len(script.workers) == 4
-    await keeper.stop(1)
+    await made.stop(1)
 
 
 def test_a_service_whose_workers_keep_dying_ends_with_an_error_of_one_line(checkpoint, monkeypatch):

@@ -1,4 +1,4 @@
-"""Child processes: what they inherit, how they end; and what is held for them in advance."""
+"""Child processes: what they inherit, how they end; and what is spare for them in advance."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.service.host import held
-from edgeflow.service.host.held import Spare
+from edgeflow.service.host import spare as spare
+from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
-from edgeflow.service.worker.process import Kit
+from edgeflow.service.worker.process import WorkerConnections
 from edgeflow_client.clock import MonotonicClock
 from tests.service.processes import descriptors, state
 
@@ -71,10 +71,10 @@ def test_a_kit_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.Monk
         raise OSError(errno.EMFILE, "too many open files")
 
     before = descriptors()
-    Kit.make().close()
+    WorkerConnections.make().close()
     monkeypatch.setattr(os, "pipe", no_pipe)
     with pytest.raises(OSError, match="too many"):
-        Kit.make()
+        WorkerConnections.make()
     assert descriptors() == before
 
 
@@ -87,7 +87,7 @@ class SpareItem:
 
 
 async def test_what_is_held_is_made_again_after_its_use_or_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(held, "RETRY_S", 0.001)
+    monkeypatch.setattr(spare, "RETRY_S", 0.001)
     stream, made = io.StringIO(), asyncio.Event()
     tries: list[int] = []
 
@@ -111,4 +111,4 @@ async def test_what_is_held_is_made_again_after_its_use_or_as_soon_as_possible(m
     one.close()
     assert first.closed
     (told,) = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert told["text"] == "nothing is held for the next worker: too many open files"
+    assert told["text"] == "nothing is spare for the next worker: too many open files"

@@ -1,4 +1,4 @@
-"""The gate of actions: one row or many, the same rule as the naive one."""
+"""The action limits: the vectorised check agrees with a plain loop, for one row or many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def naive(chunk: Chunk, schema: ActionSchema) -> bool:
 
 
 @given(st.data(), st.integers(1, 3), st.integers(1, 4))
-def test_the_gate_is_the_naive_one(data: st.DataObject, dims: int, horizon: int):
+def test_the_check_agrees_with_a_plain_loop(data: st.DataObject, dims: int, horizon: int):
     limits = [sorted(data.draw(st.tuples(LIMIT, LIMIT))) for _ in range(dims)]
     schema = ActionSchema(
         names=tuple(map(str, range(dims))),

@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong
-from edgeflow.scheduler.settling import LEAST_SAMPLES
+from edgeflow.scheduler.verification import LEAST_SAMPLES
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import OVERHEAD_NS, Admission
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
@@ -27,7 +27,7 @@ def drafting(tolerance_bins: int = 0, max_passes: int = 0, period_ms: int = 10, 
     return replace(asked, tolerance_bins=tolerance_bins, max_passes=max_passes)
 
 
-def told(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400, stages: int = 7) -> Pong:
+def pong(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400, stages: int = 7) -> Pong:
     """A message of a worker whose frames settled so, a few of which were overtaken."""
     dice = random.Random(3)
     passes = [dice.choices(range(1, len(percent) + 1), percent)[0] for _ in range(frames)]
@@ -65,7 +65,7 @@ def rtx5090(**changes: object) -> Admission:
 
 def measured(percent: tuple[int, ...] = QUICK, **changes: object) -> Admission:
     admission = rtx5090(**changes)
-    assert admission.observe(told(percent))
+    assert admission.observe(pong(percent))
     return admission
 
 
@@ -116,21 +116,21 @@ def test_before_a_measurement_each_frame_is_taken_to_need_all_passes():
 def test_a_measurement_changes_the_forecast_and_is_news_once():
     admission = rtx5090()
     before = admission.plan(drafting(), ()).forecast
-    assert not admission.observe(told(QUICK, frames=LEAST_SAMPLES - 1))
+    assert not admission.observe(pong(QUICK, frames=LEAST_SAMPLES - 1))
     assert admission.modes()["speculative"].assumed
-    assert admission.observe(told(QUICK))
-    assert not admission.observe(told(QUICK)), "what is known is no news"
+    assert admission.observe(pong(QUICK))
+    assert not admission.observe(pong(QUICK)), "what is known is no news"
     after = admission.plan(drafting(), ()).forecast
     assert after.fps == pytest.approx(admission.modes()["speculative"].fps, rel=0.01)
     assert not after.assumed and after.age_ns < before.age_ns / 3
     assert 0.3 < after.overtaken_share < 0.5 and after.fps == pytest.approx(19 * (1 - after.overtaken_share), rel=0.03)
-    assert admission.observe(told((0, 0, 0, 10, 20, 30, 40)))
+    assert admission.observe(pong((0, 0, 0, 10, 20, 30, 40)))
 
 
 def test_each_tolerance_has_its_own_measurement():
     admission = measured()
     assert admission.plan(drafting(1), ()).forecast.assumed
-    assert admission.observe(told((60, 40), bins=1))
+    assert admission.observe(pong((60, 40), bins=1))
     near, exact = admission.plan(drafting(1), ()).forecast, admission.plan(drafting(), ()).forecast
     assert not near.assumed and near.age_ns < exact.age_ns
 
@@ -160,7 +160,7 @@ def test_auto_chooses_drafts_once_it_is_known_how_they_settle_and_not_before():
     admission = rtx5090()
     with pytest.raises(FailedPrecondition):
         admission.plan(request(10, Mode.AUTO, AUTO_AGE_MS), ())
-    admission.observe(told(QUICK))
+    admission.observe(pong(QUICK))
     plan = admission.plan(request(10, Mode.AUTO, AUTO_AGE_MS), ())
     assert (plan.mode, plan.pace) == (Mode.AUTO, EXACT)
     assert plan.worst_age_ns <= AUTO_AGE_MS * MS

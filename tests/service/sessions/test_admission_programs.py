@@ -15,7 +15,7 @@ from edgeflow_client.errors import FailedPrecondition, InvalidArgument, Resource
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
-from tests.service.sessions.test_admission_drafts import drafting, told
+from tests.service.sessions.test_admission_drafts import drafting, pong
 
 ONE_PASS = StageProgram((Stage(rows=PROMPT),))
 DENOISING = StageProgram((Stage(rows=PROMPT), Stage(rows=50, repeats=10, group=1, advances=False)))
@@ -72,7 +72,7 @@ def test_depth_and_passes_are_checked_against_the_answers_of_the_key(key: str, m
 
 def test_how_answers_settle_is_known_for_each_width_by_itself():
     admission = serving(PROGRAMS)
-    assert admission.observe(told((60, 40), stages=4))
+    assert admission.observe(pong((60, 40), stages=4))
     arm, base = (admission.plan(keyed(drafting(), key), ()).forecast for key in PROGRAMS)
     assert (arm.assumed, base.assumed) == (True, False)
     auto = {key: admission.plan(keyed(request(500, Mode.AUTO, 1000), key), ()).pace for key in PROGRAMS}
@@ -121,7 +121,7 @@ def test_a_worker_with_longer_answers_keeps_the_sessions_that_are_open():
     admission = serving(PROGRAMS)
     admission.enter(1, admission.plan(keyed(request(500), "arm"), ()))
     admission.worker_ready(replace(ready(), programs=[StageProgram.tokens(4)]))
-    assert admission.foretold_ages(admission.plans)[1] > 90 * MS
+    assert admission.forecast_ages(admission.plans)[1] > 90 * MS
     assert admission.plan(request(500), admission.others()).stages == 4
 
 
@@ -138,7 +138,7 @@ def test_all_cameras_that_the_policy_gets_are_decoded_and_no_other():
     assert three.robot.prepare_ns == pytest.approx(3 * one.robot.prepare_ns, abs=3)
     assert one.decode_ns < admission.plan(request(500, cameras=(LARGE,)), ()).decode_ns
     admission.enter(1, three)
-    assert admission.foretold_ages(admission.plans) == {1: three.worst_age_ns}
+    assert admission.forecast_ages(admission.plans) == {1: three.worst_age_ns}
 
 
 @pytest.mark.parametrize(

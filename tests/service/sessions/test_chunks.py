@@ -124,6 +124,6 @@ def test_a_chunk_is_not_valid_for_longer_than_it_lasts(chunks: bool, valid_for_m
 
 def test_a_frame_may_wait_for_its_turn_as_long_as_a_row_will_be_due():
     session = session_of(chunks=True)
-    session.age_limit.foretold_ns = 150 * MS
+    session.age_limit.forecast_ns = 150 * MS
     assert session.age_limit.ns == LIMIT_MS * MS
     assert session.age_limit.spare_ns == (LIMIT_MS + (HORIZON - 1) * STEP_MS - 150) * MS

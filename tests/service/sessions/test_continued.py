@@ -86,7 +86,7 @@ def test_a_robot_that_waits_for_each_answer_has_none_on_its_way():
 
 def test_before_the_first_answer_the_delay_is_the_one_foretold():
     robot = SlowSession()
-    robot.session.age_limit.foretold_ns = 80 * MS
+    robot.session.age_limit.forecast_ns = 80 * MS
     assert robot.frame().delay_ns == 80 * MS
 
 

@@ -46,7 +46,7 @@ def test_decoding_is_part_of_the_age_foretold():
     small, large = (admission.plan(request(500, cameras=(camera,)), ()) for camera in (SMALL, LARGE))
     assert large.worst_age_ns - small.worst_age_ns > 20 * MS
     admission.enter(1, large)
-    assert admission.foretold_ages(admission.plans) == {1: large.worst_age_ns}
+    assert admission.forecast_ages(admission.plans) == {1: large.worst_age_ns}
 
 
 def decoders(*sessions: tuple[CameraSpec, int]) -> Decoders:

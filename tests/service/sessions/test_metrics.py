@@ -42,7 +42,7 @@ def test_messages_above_a_limit_are_counted_and_rates_are_not():
     full = StatusEvent.rejected(2, ResourceExhausted("is full", reason=Reason.SESSIONS_TAKEN))
     fast = StatusEvent.rejected(3, ResourceExhausted("too many frames", reason=Reason.RATE_EXCEEDED))
     for event in (wide, full, fast, replace(wide, disposition=Disposition.DROPPED)):
-        metrics.told(1, event)
+        metrics.notified(1, event)
     counted = {
         reason: metrics.registry.get_sample_value("edgeflow_limit_rejections_total", {"limit": reason})
         for reason in (Reason.INSTRUCTION_TOO_LONG, Reason.SESSIONS_TAKEN, Reason.RATE_EXCEEDED)

@@ -24,7 +24,7 @@ class ObserverCalls(SessionObserver):
     def answered(self, session: int, action: ActionEvent) -> None:
         self.seen.append(("answered", (session, action.seq)))
 
-    def told(self, session: int, event: Event) -> None:
+    def notified(self, session: int, event: Event) -> None:
         if isinstance(event, StatusEvent):
             self.seen.append(("told", (session, event.seq, event.reason)))
 

@@ -282,7 +282,7 @@ def test_a_fault_rejects_frames_and_its_stop_stays_in_force():
 def default_session() -> Session:
     """Nothing but validity and forecast limit the age: 250 and 50 ms."""
     session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, 0)
-    session.age_limit.foretold_ns = 50 * MS
+    session.age_limit.forecast_ns = 50 * MS
     return session
 
 
@@ -345,7 +345,7 @@ def action_times(session: Session, sent_ns: int, frame_ns: int, until_ns: int) -
 def test_a_robot_faster_than_it_declared_is_not_held_by_its_waits(declared_ms: int, faster_percent: int):
     request = replace(REQUEST, control_period_ns=declared_ms * MS, max_action_age_ns=None)
     session = Session(1, request, SCHEMA, RULES, 0)
-    session.age_limit.foretold_ns = 60 * MS
+    session.age_limit.forecast_ns = 60 * MS
     period_ns = declared_ms * MS * 100 // (100 + faster_percent)
     actions, holds = action_times(session, period_ns, 50 * MS, 120 * SECOND_NS)
     gaps = [later - sooner for sooner, later in pairwise(actions)]
@@ -370,11 +370,11 @@ def test_a_robot_that_waits_for_each_answer_hears_of_a_turn_that_came_too_late()
 
 def test_measured_times_raise_the_age_limit_within_bounds():
     session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, 0)
-    session.age_limit.foretold_ns = 100 * MS
+    session.age_limit.forecast_ns = 100 * MS
     for _ in range(100):
         session.age_limit.times.observe(60 * SECOND_NS)
     assert session.age_limit.ns == RULES.action_ttl_ms * MS + 2 * SECOND_NS
-    session.age_limit.foretold_ns = SECOND_NS
+    session.age_limit.forecast_ns = SECOND_NS
     assert session.age_limit.ns == RULES.action_ttl_ms * MS + 4 * SECOND_NS
 
 
@@ -383,6 +383,6 @@ def test_an_ended_session_wants_no_ring():
     for ms in (1_001, 1_021):
         session.tick(ms * MS)
     offer(session, 1, 1_022 * MS)
-    assert session.wants_ring
+    assert session.ring_wanted
     session.end(End("CANCELLED", Reason.CLIENT_GONE))
-    assert not session.wants_ring
+    assert not session.ring_wanted

@@ -215,7 +215,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert epoch <= self.session.epoch <= epoch + times
         self.stopped = self.stopped and self.session.epoch == epoch
 
-    @precondition(lambda self: self.worker_up and self.session.wants_ring)
+    @precondition(lambda self: self.worker_up and self.session.ring_wanted)
     @rule()
     def wake(self) -> None:
         """The ring that was given back in a silence is asked for and opened again."""
@@ -223,12 +223,12 @@ class SessionMachine(RuleBasedStateMachine):
         self.session.ring_asked()
         self.session.worker_ready()
 
-    @precondition(lambda self: self.session.wants_ring)
+    @precondition(lambda self: self.session.ring_wanted)
     @rule()
     def find_no_place(self) -> None:
         """Another has the place by now."""
         self.session.stay_parked(ResourceExhausted("taken", reason="SESSIONS_TAKEN"))
-        assert self.session.parked and not self.session.wants_ring and self.session.start_sending(self.now) is None
+        assert self.session.parked and not self.session.ring_wanted and self.session.start_sending(self.now) is None
 
     @precondition(lambda self: self.worker_up)
     @rule()

@@ -48,7 +48,7 @@ class SteadyCamera:
     def __post_init__(self) -> None:
         self.due_ns = self.clock.now_ns()
         self.session = Session(1, replace(REQUEST, max_action_age_ns=None), SCHEMA, RULES, self.due_ns)
-        self.session.age_limit.foretold_ns = 50 * MS
+        self.session.age_limit.forecast_ns = 50 * MS
 
     @property
     def stamp_ns(self) -> int:

@@ -84,7 +84,7 @@ class Ledger:
         self._open: dict[int, SentFrame] = {}
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Frames whose fate may still be reported."""
         return len(self._open)
 

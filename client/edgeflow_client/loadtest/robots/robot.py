@@ -125,7 +125,7 @@ class LoadRobot:
 
     async def settled(self) -> None:
         """Wait until no frame is in flight."""
-        while self.ledger.under_way:
+        while self.ledger.in_flight:
             await self._change()
 
     async def stop(self) -> None:
@@ -145,7 +145,7 @@ class LoadRobot:
 
     async def _pace_closed(self, window: int) -> None:
         while not self._done:
-            if self._call is not None and self.ledger.under_way < window:
+            if self._call is not None and self.ledger.in_flight < window:
                 await self._offer(self._clock.now_ns())
             else:
                 await self._change()

@@ -108,7 +108,7 @@ class ChunkRobot(SimulatedRobot):
         """Pass a result to the SDK, in the form that control sends, and execute it if the SDK accepts it."""
         self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
         action = _action(message, START_NS + self._captured[message.seq])
-        self._session.stream_said(pb.ServerMessage(action=action))
+        self._session.stream_message(pb.ServerMessage(action=action))
         self._obey()
 
     def _obey(self) -> None:

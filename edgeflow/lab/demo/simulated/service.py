@@ -143,8 +143,8 @@ class _AnnouncingScheduler(Scheduler):
         super().__init__(limits)
         self._announce = announce
 
-    def begins(self, now_ns: int) -> list[FrameRef]:
-        frames = super().begins(now_ns)
+    def next_frames(self, now_ns: int) -> list[FrameRef]:
+        frames = super().next_frames(now_ns)
         for frame in frames:
             self._announce(frame.seq)
         return frames

@@ -1,4 +1,4 @@
-"""Checks of the message Open: what the general checks need of it (observation/checks.py), and what protobuf adds."""
+"""Checks of the message Open: the general ones (observation/checks.py), and those of protobuf."""
 
 from __future__ import annotations
 

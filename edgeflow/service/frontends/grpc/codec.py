@@ -26,7 +26,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import CameraSpec
 
-SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes beside pixels, text and proprio
+SMALL_FIELDS_BYTES = 1024  # bound on a frame's bytes besides pixels, text and proprio
 ACT_PERIOD_MS = 1000  # of a single action whose request has no period
 
 
@@ -41,11 +41,11 @@ _LENGTH_BYTES, _NUMBER_BYTES = 5, 10  # of the longest varints
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage(Generic[FramesMessage]):
-    """A parsed message, with the data of its frame's images beside it."""
+    """A parsed message, with the data of its frame's images separate from it."""
 
     message: FramesMessage
     lifted: Sequence[Payload] | None
-    """One per image, none of which has data in the message; None = they have."""
+    """The data of each image, removed from the message; None = it is still in the message."""
 
     def image_data(self) -> Sequence[Payload]:
         """The data of each image."""
@@ -155,7 +155,7 @@ class Lifted(NamedTuple):
 
 
 class _UnusualError(Exception):
-    """The bytes are broken, or a message such as no encoder writes."""
+    """The bytes are broken, or form a message that no encoder writes."""
 
 
 def lift_images(data: bytes) -> Lifted | None:
@@ -172,14 +172,14 @@ def lift_images(data: bytes) -> Lifted | None:
 class _Field(NamedTuple):
     tag: int
     start: int
-    """Where the tag begins."""
+    """Position of the tag."""
     value: int
-    """Where the value begins, after its length."""
+    """Position of the value, after its length."""
     end: int
 
 
 class _MessageScan:
-    """The message's bytes, and how many fields may still be read."""
+    """The bytes of a message, and the number of fields that may still be read."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -214,7 +214,7 @@ class _MessageScan:
         data = self._view[:0]
         for field in self._fields(image.value, image.end):
             if field.tag == _DATA:
-                data = self._view[field.value : field.end]  # of several, the last one counts
+                data = self._view[field.value : field.end]  # if a field is repeated, the last one counts
             else:
                 rest.append(self._view[field.start : field.end])
         self._images.append(data)

@@ -31,8 +31,8 @@ from edgeflow_client.connection.wire import schema_message
 from edgeflow_client.errors import AddressError, EdgeflowError, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 
-CallOver = grpc.aio.InternalError  # of a write that the library could not carry out: the client left
-MOST_BYTES = 4096  # of the text as it is encoded; clients may drop a status whose trailers exceed 8 KiB
+CallOver = grpc.aio.InternalError  # raised by a write that failed because the client left
+MOST_BYTES = 4096  # of the encoded text; clients may drop a status whose trailers exceed 8 KiB
 AUTHORIZATION = "authorization"
 _OPEN = f"/{health.SERVICE_NAME}/"
 _ROLES = {"/edgeflow.v1.Control/": CONTROL, f"/{reflection.SERVICE_NAME}/": ANY}
@@ -56,7 +56,7 @@ async def abort(context: Any, error: EdgeflowError) -> None:
 
 
 def status_text(text: str) -> str:
-    """A text as it travels in a trailer, where all but plain ASCII is percent-encoded: cut where it is too long."""
+    """A text for a trailer, in which everything except plain ASCII is percent-encoded; a long text is cut."""
     left = MOST_BYTES
     for place, character in enumerate(text):
         left -= _encoded_bytes(character)
@@ -81,7 +81,7 @@ def _trailers(error: EdgeflowError) -> tuple[tuple[str, str], ...]:
 
 
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """An interceptor that rejects before anything of a call is read, including calls to unknown methods."""
+    """Rejects calls before anything of them is read, including calls to unknown methods."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
@@ -89,7 +89,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(self, continuation: Continuation, details: grpc.HandlerCallDetails) -> Any:
         """The call's own handler, or one that rejects it."""
         handler = await continuation(details)
-        if not self._authenticator.asks or details.method.startswith(_OPEN):
+        if not self._authenticator.tokens_required or details.method.startswith(_OPEN):
             return handler
         try:
             self._authenticator.check(credentials(details.invocation_metadata), _roles(details.method), "")
@@ -99,7 +99,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _rejection(self, handler: grpc.RpcMethodHandler | None, method: str, error: RequestError) -> Any:
         async def reject(_: Any, context: Context) -> None:
-            self._authenticator.rejected(method, context.peer(), error)
+            self._authenticator.count_rejection(method, context.peer(), error)
             await abort(context, error)
 
         if handler is None or (handler.request_streaming and handler.response_streaming):

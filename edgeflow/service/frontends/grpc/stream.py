@@ -11,7 +11,7 @@ import grpc
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.pace import served_mode
-from edgeflow.service.faults import error_of_code
+from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
@@ -138,7 +138,7 @@ class StreamCall:
             self._alarm.cancel()
 
     def _on_silence(self) -> None:
-        """Give the robot one more moment: it may be this process that stood still."""
+        """Give the robot one more moment: this process itself may have been stalled."""
         self._alarm = asyncio.get_running_loop().call_later(MOMENT_S, self._on_stall)
 
     def _on_stall(self) -> None:

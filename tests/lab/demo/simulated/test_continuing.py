@@ -121,7 +121,7 @@ def short(monkeypatch):
 
 @pytest.fixture
 def heard(monkeypatch):
-    log, directive, said = SDKRecord(), ClientSession.directive, ClientSession.stream_said
+    log, directive, said = SDKRecord(), ClientSession.directive, ClientSession.stream_message
 
     def looked(session):
         found = directive(session)
@@ -133,7 +133,7 @@ def heard(monkeypatch):
         return said(session, message)
 
     monkeypatch.setattr(ClientSession, "directive", looked)
-    monkeypatch.setattr(ClientSession, "stream_said", heard)
+    monkeypatch.setattr(ClientSession, "stream_message", heard)
     return log
 
 

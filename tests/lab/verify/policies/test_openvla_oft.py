@@ -224,7 +224,7 @@ def test_without_a_processor_the_published_towers_are_known(tmp_path: Path):
 
 def causal(patch: pytest.MonkeyPatch) -> None:
     plain = PackedLayout.of
-    patch.setattr(PackedLayout, "of", lambda *given, sees, **other: plain(*given, **other))
+    patch.setattr(PackedLayout, "of", lambda *given, visibility, **other: plain(*given, **other))
 
 
 def unshifted(patch: pytest.MonkeyPatch) -> None:

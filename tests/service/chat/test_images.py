@@ -12,14 +12,14 @@ import pytest
 from PIL import Image, ImageOps
 
 from edgeflow.config.sections import LimitsConfig
-from edgeflow.service.chat.pictures import read_picture
+from edgeflow.service.chat.images import read_image
 
 GREY, RGB, PALETTE, GREY_ALPHA, RGBA = 0, 2, 3, 4, 6
 WHITE = [255, 255, 255]
 
 
 def seen(data: bytes, kind: str = "png") -> np.ndarray:
-    return read_picture(f"data:image/{kind};base64,{base64.b64encode(data).decode()}", "url", LimitsConfig())
+    return read_image(f"data:image/{kind};base64,{base64.b64encode(data).decode()}", "url", LimitsConfig())
 
 
 def png(width: int, bits: int, colour: int, row: bytes, **chunks: bytes) -> bytes:

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import torch
 
-from edgeflow.kernels.kv.sees import TREE_ROWS, Sees, SpanOfRows, places, ranges
+from edgeflow.kernels.kv.visibility import TREE_ROWS, SpanOfRows, Visibility, places, ranges
 
 
-def window(span: SpanOfRows, width: int, sinks: int = 0) -> Sees:
+def window(span: SpanOfRows, width: int, sinks: int = 0) -> Visibility:
     """Every row sees the last `width` places up to itself, and the first `sinks` places of its slot."""
     stop = places(span) + 1
     start = (stop - width).clamp(min=0)
     return ranges(span, stop=start.clamp(max=sinks), second=(start, stop))
 
 
-def bidirectional_suffix(span: SpanOfRows, prefix: int) -> Sees:
+def bidirectional_suffix(span: SpanOfRows, prefix: int) -> Visibility:
     """Every row sees places 0 .. prefix and all rows of its span."""
     return ranges(span, stop=prefix, second=(span.start, span.start + span.length))
 
 
-def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Sees:
+def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Visibility:
     """Every row sees what lies before its span, its ancestors and itself.
 
     parents: for each row the row of the span that it follows, an earlier one, or -1. ValueError for others, and for
@@ -37,4 +37,4 @@ def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Sees:
             raise ValueError(f"row {row} of a tree follows row {parent}: it must be an earlier row, or -1")
         bits.append(1 << row | (bits[parent] if parent >= 0 else 0))
     first = torch.full((span.length,), span.start)
-    return Sees(ranges(span, stop=span.start).ranges, torch.tensor(bits), first)
+    return Visibility(ranges(span, stop=span.start).ranges, torch.tensor(bits), first)

@@ -16,9 +16,9 @@ from edgeflow.config.chat import ChatConfig, ChatSlot
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.framing import MAX_PAYLOAD_BYTES
 from edgeflow.service.chat.body import ChatBody, CompletionBody
-from edgeflow.service.chat.calls import BEGIN
+from edgeflow.service.chat.images import read_image
 from edgeflow.service.chat.messages import AssistantMessage, ImagePart, Message, TextPart, Tool, ToolCall
-from edgeflow.service.chat.pictures import read_picture
+from edgeflow.service.chat.tool_calls import BEGIN
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow.text.tokenizer import Marks, TextTokenizer
@@ -26,20 +26,20 @@ from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 
 MAX_IMAGES = 4
-CHARACTERS_PER_TOKEN = 32  # bound for a text that may fit; prose has about four
-COUNTED_BYTES = 4  # per permitted token: prose of so many bytes may fit, and is tokenised once, whatever it has
+CHARACTERS_PER_TOKEN = 32  # upper bound; prose has about four
+COUNTED_BYTES = 4  # per permitted token: a text of fewer bytes may fit, and is tokenised without being counted before
 MAX_CHARACTERS = 1 << 20  # of any prompt: tokenising takes a second or more
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt."""
+    """A prompt as the worker gets it."""
 
     ids: list[int]
-    """With one placeholder per image."""
+    """Token ids, with one placeholder per image."""
     field: str
-    """The request's."""
-    pictures: tuple[NDArray[np.uint8], ...] = ()
+    """The field of the request that holds the prompt, for errors."""
+    images: tuple[NDArray[np.uint8], ...] = ()
     """RGB [H, W, 3], in order."""
 
 
@@ -64,7 +64,7 @@ class ChatText:
         self._most_tokens = config.most_tokens
 
     def names(self) -> list[str]:
-        """The names of the model: its own, and name:slot for each slot."""
+        """The model's names in requests: its own name, and name:slot for each slot."""
         return [self._name, *(f"{self._name}:{slot}" for slot in self.slots)]
 
     def slot(self, model: str, named: str | None) -> ChatSlot | None:
@@ -93,9 +93,9 @@ class ChatText:
         if slot is not None and slot.text:
             raise InvalidArgument("this slot's prefix is plain text: use /v1/completions", field="slot")
         before = [message.model_dump() for message in slot.messages] if slot else []
-        messages, pictures = self._plain(body.messages)
+        messages, images = self._plain(body.messages)
         ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
-        return PreparedPrompt(ids, "messages", pictures)
+        return PreparedPrompt(ids, "messages", images)
 
     def text_prompts(self, body: CompletionBody, slot: ChatSlot | None) -> list[PreparedPrompt]:
         """The prompts of a slot's text followed by each text, or by the token ids, of the request."""
@@ -147,7 +147,7 @@ class ChatText:
         return self.tokenizer.encode_rendered(text, marks)
 
     def _encode(self, text: str, *, special: bool, field: str = "prompt") -> list[int]:
-        """The token ids of a text, rejected before tokenising if it cannot fit: tokenising takes time and memory."""
+        """The token ids of a text. A text that cannot fit is rejected first: tokenising takes time and memory."""
         self._check_fits(text, field)
         return self.tokenizer.encode(text, special=special, field=field)
 
@@ -164,32 +164,32 @@ class ChatText:
             raise _too_long(f"has {characters} characters; the limit is {most}, for {self._most_tokens} tokens", field)
 
     def _plain(self, messages: Sequence[Message]) -> tuple[list[dict[str, Any]], tuple[NDArray[np.uint8], ...]]:
-        """Messages as templates know them, and their pictures."""
+        """Messages in the form that templates take, and their images."""
         self._check_length(sum(map(_characters, messages)), "messages")
-        pictures: list[NDArray[np.uint8]] = []
+        images: list[NDArray[np.uint8]] = []
         plain = []
         for index, message in enumerate(messages):
             content: Any = message.content
             if isinstance(content, list):
                 where = f"messages.{index}.content"
-                parts = [self._part(part, f"{where}.{at}", pictures) for at, part in enumerate(content)]
+                parts = [self._part(part, f"{where}.{at}", images) for at, part in enumerate(content)]
                 only_text = all(part["type"] == "text" for part in parts)
                 content = "".join(part["text"] for part in parts) if only_text else _joined(parts)
             outside = _outside(message)
             if content is None:
                 content = self._no_content if "tool_calls" in outside else ""
             plain.append({**outside, "content": content})
-        return plain, tuple(pictures)
+        return plain, tuple(images)
 
-    def _part(self, part: TextPart | ImagePart, field: str, pictures: list[NDArray[np.uint8]]) -> dict[str, str]:
+    def _part(self, part: TextPart | ImagePart, field: str, images: list[NDArray[np.uint8]]) -> dict[str, str]:
         if isinstance(part, TextPart):
             return {"type": "text", "text": part.text}
-        if len(pictures) == MAX_IMAGES:
+        if len(images) == MAX_IMAGES:
             raise InvalidArgument(
                 f"a request may have at most {MAX_IMAGES} images", field=field, reason=Reason.IMAGES_TOO_MANY
             )
-        pictures.append(read_picture(part.image_url.url, f"{field}.image_url.url", self._limits))
-        if sum(picture.nbytes for picture in pictures) > MAX_PAYLOAD_BYTES:
+        images.append(read_image(part.image_url.url, f"{field}.image_url.url", self._limits))
+        if sum(image.nbytes for image in images) > MAX_PAYLOAD_BYTES:
             raise InvalidArgument(
                 f"the images exceed {MAX_PAYLOAD_BYTES // 3} pixels in total",
                 field=field,
@@ -203,7 +203,7 @@ def _too_long(why: str, field: str) -> InvalidArgument:
 
 
 def _characters(message: Message) -> int:
-    """The characters of a turn, before they are put into a template; pictures have none."""
+    """The characters of a message, before the template is applied; images have none."""
     parts = [message.content or ""] if not isinstance(message.content, list) else message.content
     texts = [part if isinstance(part, str) else part.text for part in parts if not isinstance(part, ImagePart)]
     calls = message.tool_calls or [] if isinstance(message, AssistantMessage) else []
@@ -211,7 +211,7 @@ def _characters(message: Message) -> int:
 
 
 def _joined(parts: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Parts of which no two texts follow each other: a special token must not hide in the seam."""
+    """The parts with adjacent texts joined, so that no special token can hide in a seam."""
     joined: list[dict[str, str]] = []
     for part in parts:
         if joined and "text" in part and "text" in joined[-1]:
@@ -221,7 +221,7 @@ def _joined(parts: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _outside(message: Message) -> dict[str, Any]:
-    """A turn without its content, as templates expect it: with the arguments of calls as objects."""
+    """A message without its content, in the form that templates take: with the arguments of calls as objects."""
     role = "system" if message.role == "developer" else message.role
     if not isinstance(message, AssistantMessage) or not message.tool_calls:
         return {"role": role}
@@ -234,8 +234,9 @@ def _called(call: ToolCall) -> dict[str, Any]:
 
 
 def _no_content(template: ChatTemplate) -> str | None:
-    """The content of a turn of calls without any: None, as transformers gives it to a template; "" where this template
-    fails on None, or writes it out."""
+    """The content of a message that has only calls: None, as transformers passes it to a template, or "" if this
+    template fails on None or writes it out.
+    """
     call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {}}}
     for content in (None, ""):
         turn = {"role": "assistant", "content": content, "tool_calls": [call]}

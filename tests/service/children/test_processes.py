@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 
 from edgeflow.ipc.packets import close_all, seal
-from edgeflow.service.children import family as family_module
-from edgeflow.service.children.family import RETRY_TICKS, ChildProcesses
+from edgeflow.service.children import processes as family_module
 from edgeflow.service.children.launch import ChildRole, LaunchedChild
-from edgeflow.service.children.messages import AccessPolicy, Act, ActRejected, ChatSocket, Keep, KeptChat, WantSocket
+from edgeflow.service.children.messages import (
+    AccessPolicy,
+    Act,
+    ActRejected,
+    ChatSocket,
+    RequestSocket,
+    SavedState,
+    SaveState,
+)
+from edgeflow.service.children.processes import RETRY_TICKS, ChildProcesses
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -24,10 +32,10 @@ from tests.service.children.test_single_actions import ACT
 
 
 class ListeningChild:
-    """A keeper whose child reads only if `reads`."""
+    """A supervisor whose child reads only if `reads`."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.lives, self.reads = name, True, True
+        self.name, self.is_running, self.reads = name, True, True
         self.messages: list[Any] = []
 
     def send(self, message: Any, descriptors: Any = ()) -> bool:
@@ -51,7 +59,7 @@ async def never(_: ChildRole) -> LaunchedChild:
 def made() -> Iterator[tuple[ChildProcesses, ListeningChild]]:
     clock = ManualClock()
     log = EventLog(clock, io.StringIO())
-    family = ChildProcesses(
+    processes = ChildProcesses(
         [],
         never,
         actions=lambda: None,  # type: ignore[arg-type,return-value]
@@ -66,46 +74,46 @@ def made() -> Iterator[tuple[ChildProcesses, ListeningChild]]:
         log=log,
     )
     chat = ListeningChild("chat")
-    family._keepers = {"chat": chat}  # type: ignore[dict-item]
-    yield family, chat
+    processes._supervisors = {"chat": chat}  # type: ignore[dict-item]
+    yield processes, chat
 
 
-def keep(family: ChildProcesses, chat: ListeningChild, key: str, data: bytes) -> None:
-    family.child_message(chat, Keep(key), [seal(data)])  # type: ignore[arg-type]
+def keep(processes: ChildProcesses, chat: ListeningChild, key: str, data: bytes) -> None:
+    processes.child_message(chat, SaveState(key), [seal(data)])  # type: ignore[arg-type]
 
 
-def ticks(family: ChildProcesses, count: int) -> None:
+def ticks(processes: ChildProcesses, count: int) -> None:
     for _ in range(count):
-        family.tick()
+        processes.tick()
 
 
 def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[ChildProcesses, ListeningChild]):
-    family, chat = made
-    keep(family, chat, "arm", b"data")
+    processes, chat = made
+    keep(processes, chat, "arm", b"data")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         chat.reads = False
-        family._handover = ours
-        family.child_started(chat)  # type: ignore[arg-type]
-        ticks(family, RETRY_TICKS)
-        chat.reads, chat.lives = True, False
-        ticks(family, RETRY_TICKS)
+        processes._handover = ours
+        processes.child_started(chat)  # type: ignore[arg-type]
+        ticks(processes, RETRY_TICKS)
+        chat.reads, chat.is_running = True, False
+        ticks(processes, RETRY_TICKS)
         assert not chat.of(AccessPolicy)  # nobody is there
-        chat.lives = True
-        ticks(family, RETRY_TICKS - 1)
+        chat.is_running = True
+        ticks(processes, RETRY_TICKS - 1)
         assert not chat.of(AccessPolicy)
-        ticks(family, RETRY_TICKS + 1)
-        assert [len(chat.of(kind)) for kind in (AccessPolicy, KeptChat, ChatSocket)] == [1, 1, 1]
+        ticks(processes, RETRY_TICKS + 1)
+        assert [len(chat.of(kind)) for kind in (AccessPolicy, SavedState, ChatSocket)] == [1, 1, 1]
 
 
 def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[ChildProcesses, ListeningChild]):
-    family, chat = made
+    processes, chat = made
     ours, theirs = socket.socketpair()
     with ours, theirs:
         with full_table():
-            family.worker_launched(ours)
+            processes.worker_launched(ours)
         assert not chat.of(ChatSocket)
-        ticks(family, RETRY_TICKS)
+        ticks(processes, RETRY_TICKS)
         assert len(chat.of(ChatSocket)) == 1
         data, descriptors, _, _ = socket.recv_fds(theirs, 16, 4)
         assert (data, len(descriptors)) == (b"c", 1)
@@ -113,31 +121,31 @@ def test_a_socket_to_the_worker_is_made_once_there_are_descriptors(made: tuple[C
 
 
 def test_a_chat_front_that_lost_its_socket_gets_one_per_second(made: tuple[ChildProcesses, ListeningChild]):
-    family, chat = made
+    processes, chat = made
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        family.worker_launched(ours)
+        processes.worker_launched(ours)
         for seconds in range(3):
             for _ in range(5):
-                family.child_message(chat, WantSocket(), [])  # type: ignore[arg-type]
+                processes.child_message(chat, RequestSocket(), [])  # type: ignore[arg-type]
             assert len(chat.of(ChatSocket)) == 1 + seconds
-            ticks(family, RETRY_TICKS)
+            ticks(processes, RETRY_TICKS)
         _, descriptors, _, _ = socket.recv_fds(theirs, 16, 8)
         close_all(descriptors)
 
 
 def test_empty_data_is_no_longer_kept(made: tuple[ChildProcesses, ListeningChild]):
-    family, chat = made
-    keep(family, chat, "arm", b"data")
-    keep(family, chat, "arm", b"")
-    family.child_started(chat)  # type: ignore[arg-type]
-    assert not chat.of(KeptChat)
+    processes, chat = made
+    keep(processes, chat, "arm", b"data")
+    keep(processes, chat, "arm", b"")
+    processes.child_started(chat)  # type: ignore[arg-type]
+    assert not chat.of(SavedState)
 
 
 def test_an_observation_whose_pixels_have_no_room_is_rejected(made: tuple[ChildProcesses, ListeningChild]):
-    family, _ = made
+    processes, _ = made
     gateway = ListeningChild("gateway")
-    family.child_message_lost(gateway, ACT)  # type: ignore[arg-type]
+    processes.child_message_lost(gateway, ACT)  # type: ignore[arg-type]
     (rejected,) = gateway.messages
     assert isinstance(ACT, Act) and isinstance(rejected, ActRejected)
     assert (rejected.request, rejected.code) == (ACT.request, "RESOURCE_EXHAUSTED")

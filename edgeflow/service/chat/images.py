@@ -1,6 +1,6 @@
 """Images of a chat request: `data:` URLs decoded to RGB; sizes are checked before pixels, nothing is fetched.
 
-A picture is what a viewer shows: turned as its EXIF orientation says, on white where it is transparent, in 8 bits.
+Images are decoded as a viewer shows them: turned as EXIF says, on white where they are transparent, in 8 bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TURNS = {  # what undoes an EXIF orientation; 1 is upright
 }
 
 
-def read_picture(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8]:
+def read_image(url: str, field: str, limits: LimitsConfig) -> NDArray[np.uint8]:
     """Decode an image to RGB [H, W, 3]; InvalidArgument unless it is a JPEG or PNG within the limits."""
     head, _, text = url.partition(",")
     kind = _FORMATS.get(head.lower())

@@ -1,4 +1,4 @@
-"""Control's children as one: the gateway and the chat front, what they are given, and what they ask."""
+"""All children of control: the gateway, the robots' process and the chat front, and the messages for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.packets import close_all, read_sealed, seal
-from edgeflow.service.children.keeper import Keeper
 from edgeflow.service.children.launch import ChildRole, LaunchChild
 from edgeflow.service.children.messages import (
     AccessPolicy,
@@ -20,19 +19,20 @@ from edgeflow.service.children.messages import (
     Certificates,
     ChatSocket,
     FromRobots,
-    Keep,
-    KeptChat,
     MetricsSnapshot,
     Models,
     ObserveRobot,
+    RequestSocket,
+    SavedState,
+    SaveState,
     ServiceState,
     ToChild,
-    WantSocket,
     no_room,
 )
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
+from edgeflow.service.children.supervisor import ChildSupervisor
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -42,14 +42,14 @@ from edgeflow_client.clock import Clock
 from edgeflow_client.errors import WorkerError
 
 STATE_TICKS = 10  # of control's ticker between repetitions of the state
-RETRY_TICKS = 50  # of control's ticker, between attempts to send what could not be sent
+RETRY_TICKS = 50  # of control's ticker, between attempts to send again
 MAX_KEPT = 32
 MAX_KEPT_BYTES = 1 << 20
 HAND_OVER = b"c"
 
 
 class ChildProcesses:
-    """Keeps the children; runs on the loop.
+    """Supervises the children and answers their messages; runs on the loop.
 
     models: control's entries in /v1/models. inputs: what the policy needs, None while no worker is ready.
     """
@@ -78,120 +78,123 @@ class ChildProcesses:
         self._models = models
         self._inputs = inputs
         self._snapshots = _Snapshots(metrics)
-        self._keepers = {
-            role.name: Keeper(role.name, partial(launch, role), listener=self, clock=clock, log=log) for role in roles
+        self._supervisors = {
+            role.name: ChildSupervisor(role.name, partial(launch, role), listener=self, clock=clock, log=log)
+            for role in roles
         }
         self._kept: dict[str, bytes] = {}
         self._handover: socket.socket | None = None
-        self._owed: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: what could not be sent to it yet
+        self._unsent: dict[tuple[str, str], Callable[[], bool]] = {}  # by child: sends that failed and are retried
         self._log = log
         self._ticks = 0
 
     async def start(self, keep: Callable[[str, Coroutine[Any, Any, None]], None]) -> None:
         """Start every child and wait until all serve; StartError if one cannot. keep: runs a task that must live."""
-        self._health.watch(lambda _: self.say_state())
-        await _start_all(keeper.start() for keeper in self._keepers.values())
-        for name, keeper in self._keepers.items():
-            keep(f"{name}-keeper", keeper.keep())
+        self._health.watch(lambda _: self.send_state())
+        await _start_all(supervisor.start() for supervisor in self._supervisors.values())
+        for name, supervisor in self._supervisors.items():
+            keep(f"{name}-supervisor", supervisor.keep())
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have all children reject new work and finish the rest."""
-        await _all(keeper.drain(deadline_ms) for keeper in self._keepers.values())
+        """Tell all children to reject new work and finish the rest."""
+        await _gather(supervisor.drain(deadline_ms) for supervisor in self._supervisors.values())
 
     async def stop(self) -> None:
-        """Kill all children, once their tasks are stopped; idempotent."""
-        await _all(keeper.stop() for keeper in self._keepers.values())
+        """Kill all children. Stop their tasks first; idempotent."""
+        await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
     # Calls of the service.
 
     def tick(self) -> None:
-        """Repeat the state, and write a part of the next snapshot."""
+        """Repeat the state, retry unsent messages, and write a part of the next metrics snapshot."""
         self._ticks += 1
         if self._ticks % STATE_TICKS == 0:
-            self.say_state()
+            self.send_state()
         if self._ticks % RETRY_TICKS == 0:
-            for (name, what), send in list(self._owed.items()):
-                if self._keepers[name].lives:
-                    self._owe(self._keepers[name], what, send)
+            for (name, what), send in list(self._unsent.items()):
+                if self._supervisors[name].is_running:
+                    self._send_or_retry(self._supervisors[name], what, send)
         text = self._snapshots.step()
-        if text is not None and (gateway := self._keepers.get(GATEWAY)) is not None:
+        if text is not None and (gateway := self._supervisors.get(GATEWAY)) is not None:
             _send_sealed(gateway, MetricsSnapshot("control"), text)
             self.models_changed()
 
-    def say_state(self) -> None:
+    def send_state(self) -> None:
         """Send the state of the service to every child."""
         state = ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready)
-        for keeper in self._keepers.values():
-            keeper.send(state)
+        for supervisor in self._supervisors.values():
+            supervisor.send(state)
 
     def models_changed(self) -> None:
-        """Send control's entries in /v1/models, and what the policy needs, to the processes that read observations."""
+        """Send control's entries in /v1/models and the policy's inputs to the processes that read observations."""
         models = json.dumps(self._models()).encode()
         for name in (GATEWAY, ROBOTS):
-            if (keeper := self._keepers.get(name)) is not None:
-                _send_sealed(keeper, Models(self._inputs()), models)
+            if (supervisor := self._supervisors.get(name)) is not None:
+                _send_sealed(supervisor, Models(self._inputs()), models)
 
     def credentials_changed(self) -> None:
         """Send the tokens and certificates in force to every child."""
-        for keeper in self._keepers.values():
-            self._give(keeper)
+        for supervisor in self._supervisors.values():
+            self._send_credentials(supervisor)
 
     def worker_launched(self, handover: socket.socket | None) -> None:
-        """Connect the chat front to a new worker. handover: where the worker expects chat's sockets."""
+        """Connect the chat front to a new worker. handover: the socket over which it receives chat's sockets."""
         self._handover = handover
-        if (chat := self._keepers.get(CHAT)) is not None:
+        if (chat := self._supervisors.get(CHAT)) is not None:
             self._connect_chat(chat)
 
-    # The keepers' listener.
+    # The supervisors' listener.
 
-    def child_started(self, keeper: Keeper) -> None:
-        self._owed = {key: send for key, send in self._owed.items() if key[0] != keeper.name}
-        self._give(keeper)
-        if keeper.name != CHAT:
+    def child_started(self, supervisor: ChildSupervisor) -> None:
+        self._unsent = {key: send for key, send in self._unsent.items() if key[0] != supervisor.name}
+        self._send_credentials(supervisor)
+        if supervisor.name != CHAT:
             self.models_changed()
         else:
             for key, data in self._kept.items():
-                self._owe(keeper, f"kept {key}", partial(_send_sealed, keeper, KeptChat(key), data))
-            self._connect_chat(keeper)
-        keeper.send(ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
+                self._send_or_retry(supervisor, f"kept {key}", partial(_send_sealed, supervisor, SavedState(key), data))
+            self._connect_chat(supervisor)
+        supervisor.send(ServiceState(state=self._health.state.value, live=self._health.live, ready=self._health.ready))
 
-    def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
-        if isinstance(message, Act) and keeper.name in self._actions:
-            self._actions[keeper.name].act(keeper, message, descriptors)
+    def child_message(self, supervisor: ChildSupervisor, message: Any, descriptors: list[int]) -> None:
+        if isinstance(message, Act) and supervisor.name in self._actions:
+            self._actions[supervisor.name].act(supervisor, message, descriptors)
             return
-        if isinstance(message, FromRobots) and keeper.name == ROBOTS:
-            self._robots.take(keeper, message, descriptors)
+        if isinstance(message, FromRobots) and supervisor.name == ROBOTS:
+            self._robots.take(supervisor, message, descriptors)
             return
         try:
             match message:
-                case ActCancel() if keeper.name in self._actions:
-                    self._actions[keeper.name].cancel(message)
-                case MetricsSnapshot() if keeper.name == ROBOTS and (gateway := self._keepers.get(GATEWAY)) is not None:
+                case ActCancel() if supervisor.name in self._actions:
+                    self._actions[supervisor.name].cancel(message)
+                case MetricsSnapshot() if (
+                    supervisor.name == ROBOTS and (gateway := self._supervisors.get(GATEWAY)) is not None
+                ):
                     gateway.send(MetricsSnapshot(ROBOTS), descriptors)
-                case Keep() if keeper.name == CHAT:
+                case SaveState() if supervisor.name == CHAT:
                     self._keep(message, descriptors)
-                case WantSocket() if keeper.name == CHAT:  # at most once per second, however often it asks
-                    self._owed[keeper.name, "socket"] = partial(_connect, keeper, self._handover)
+                case RequestSocket() if supervisor.name == CHAT:  # at most once per second, however often it asks
+                    self._unsent[supervisor.name, "socket"] = partial(_connect, supervisor, self._handover)
         finally:
             close_all(descriptors)
 
-    def child_message_lost(self, keeper: Keeper, message: Any) -> None:
+    def child_message_lost(self, supervisor: ChildSupervisor, message: Any) -> None:
         match message:
             case Act():
-                keeper.send(no_room(message.request))
+                supervisor.send(no_room(message.request))
             case ObserveRobot():
-                self._robots.lost_message(keeper, message)
-            case Keep():
+                self._robots.lost_message(supervisor, message)
+            case SaveState():
                 self._log.event("prefix_not_kept", slot=message.key)
 
-    def child_lost(self, keeper: Keeper) -> None:
-        if keeper.name in self._actions:
-            self._actions[keeper.name].cancel_all()
-        if keeper.name == ROBOTS:
+    def child_lost(self, supervisor: ChildSupervisor) -> None:
+        if supervisor.name in self._actions:
+            self._actions[supervisor.name].cancel_all()
+        if supervisor.name == ROBOTS:
             self._robots.lost()
 
-    def _keep(self, message: Keep, descriptors: list[int]) -> None:
-        """Keep what a chat front wants its successor to have; control never looks into it."""
+    def _keep(self, message: SaveState, descriptors: list[int]) -> None:
+        """Store data of a chat front for its successor; control never looks into it."""
         data = read_sealed(descriptors[0], MAX_KEPT_BYTES) if descriptors else b""
         if not data:
             self._kept.pop(message.key, None)
@@ -200,30 +203,30 @@ class ChildProcesses:
             raise WorkerError("the chat front keeps too much")
         self._kept[message.key] = data
 
-    def _connect_chat(self, keeper: Keeper) -> None:
+    def _connect_chat(self, supervisor: ChildSupervisor) -> None:
         """Connect the chat front to the present worker, if there is one."""
-        self._owe(keeper, "socket", partial(_connect, keeper, self._handover))
+        self._send_or_retry(supervisor, "socket", partial(_connect, supervisor, self._handover))
 
-    def _give(self, keeper: Keeper) -> None:
+    def _send_credentials(self, supervisor: ChildSupervisor) -> None:
         """Send a child the tokens and, unless it is chat's, the certificates in force."""
-        self._owe(keeper, "tokens", partial(self._give_tokens, keeper))
-        if self._tls is not None and keeper.name != CHAT:
-            self._owe(keeper, "certificates", partial(_give_certificates, keeper, self._tls))
+        self._send_or_retry(supervisor, "tokens", partial(self._send_tokens, supervisor))
+        if self._tls is not None and supervisor.name != CHAT:
+            self._send_or_retry(supervisor, "certificates", partial(_send_certificates, supervisor, self._tls))
 
-    def _give_tokens(self, keeper: Keeper) -> bool:
+    def _send_tokens(self, supervisor: ChildSupervisor) -> bool:
         entries = self._tokens.entries
-        return _send_sealed(keeper, AccessPolicy(entries is not None), write_entries(entries or []))
+        return _send_sealed(supervisor, AccessPolicy(entries is not None), write_entries(entries or []))
 
-    def _owe(self, keeper: Keeper, what: str, send: Callable[[], bool]) -> None:
-        """Send something to a child, now or as soon as it can be sent; its successor gets all anew."""
+    def _send_or_retry(self, supervisor: ChildSupervisor, what: str, send: Callable[[], bool]) -> None:
+        """Send something to a child, now or as soon as possible. A new child gets everything again anyway."""
         if send():
-            self._owed.pop((keeper.name, what), None)
+            self._unsent.pop((supervisor.name, what), None)
         else:
-            self._owed[keeper.name, what] = send
+            self._unsent[supervisor.name, what] = send
 
 
 class _Snapshots:
-    """Writes control's metrics in steps, so that no step takes long."""
+    """Writes control's metrics in steps, so that no step blocks the loop for long."""
 
     def __init__(self, metrics: ProcessMetrics) -> None:
         self._metrics = metrics
@@ -231,7 +234,7 @@ class _Snapshots:
         self._rest: Iterator[bytes] = metrics.text_by_family()
 
     def step(self) -> bytes | None:
-        """Write one more family; returns the whole text after the last one."""
+        """Write one more metric family; returns the whole text after the last one."""
         part = next(self._rest, None)
         if part is not None:
             self._parts.append(part)
@@ -241,32 +244,32 @@ class _Snapshots:
         return text
 
 
-def _send_sealed(keeper: Keeper, message: ToChild, *parts: bytes) -> bool:
+def _send_sealed(supervisor: ChildSupervisor, message: ToChild, *parts: bytes) -> bool:
     """Send a message with sealed data; False without memory or descriptors, or when the child does not read."""
     descriptors: list[int] = []
     try:
         descriptors += [seal(part) for part in parts]
-        return keeper.send(message, descriptors)
+        return supervisor.send(message, descriptors)
     except OSError:
         return False
     finally:
         close_all(descriptors)
 
 
-def _give_certificates(keeper: Keeper, tls: Tls) -> bool:
+def _send_certificates(supervisor: ChildSupervisor, tls: Tls) -> bool:
     parts = tls.parts
-    return _send_sealed(keeper, Certificates(client_ca=len(parts) > 2), *parts)
+    return _send_sealed(supervisor, Certificates(client_ca=len(parts) > 2), *parts)
 
 
-def _connect(keeper: Keeper, handover: socket.socket | None) -> bool:
-    """Make a socket between chat front and worker, and hand both their ends; False if that is impossible now."""
+def _connect(supervisor: ChildSupervisor, handover: socket.socket | None) -> bool:
+    """Connect chat front and worker with a new socket pair; False if that is impossible now."""
     if handover is None:
         return True
     try:
         fronts, workers = socket.socketpair()
         with fronts, workers:
             socket.send_fds(handover, [HAND_OVER], [workers.fileno()])
-            return keeper.send(ChatSocket(), [fronts.fileno()])
+            return supervisor.send(ChatSocket(), [fronts.fileno()])
     except OSError:
         return False
 
@@ -282,7 +285,7 @@ async def _start_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _all(works: Iterable[Any]) -> None:
+async def _gather(works: Iterable[Any]) -> None:
     """Run all, and raise the first error once all are done."""
     for outcome in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(outcome, BaseException):

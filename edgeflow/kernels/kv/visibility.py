@@ -1,8 +1,8 @@
 """The places that the rows of a pass see in their slots. Without one of these values a row sees all up to itself.
 
 A row sees a place that lies in one of its two ranges, or that is the place of a row of the same segment whose bit is
-set. Every row sees at least one place. Values of one span are made on the host, and `Sees.joined` makes those of a
-pass. `DraftTrees` are the trees in which the drafts of each slot stand, on the device.
+set. Every row sees at least one place. Values of one span are made on the host, and `Visibility.joined` makes those of
+a pass. `DraftTrees` are the trees in which the drafts of each slot stand, on the device.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SpanOfRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Sees:
+class Visibility:
     """Device data but for the number of rows, so that a graph may be replayed with other contents."""
 
     ranges: Tensor
@@ -41,7 +41,7 @@ class Sees:
     """
 
     @classmethod
-    def joined(cls, parts: Sequence[Sees], device: torch.device) -> Sees:
+    def joined(cls, parts: Sequence[Visibility], device: torch.device) -> Visibility:
         """The values of the spans of a pass, one after the other, in one upload."""
         ranges = torch.cat([part.ranges for part in parts])
         rows = len(ranges)
@@ -57,11 +57,11 @@ class Sees:
         bits = numbers[4 * rows :].view(2, -1)[:, :rows] if len(pieces) > 1 else (None, None)
         return cls(numbers[: 4 * rows].view(rows, 2, 2), bits[0], bits[1])
 
-    def of_rows(self, rows: Tensor | slice) -> Sees:
+    def of_rows(self, rows: Tensor | slice) -> Visibility:
         """The values of some rows; bits keep their meaning."""
         if self.tree is None or self.first is None:
-            return Sees(self.ranges[rows])
-        return Sees(self.ranges[rows], self.tree[rows], self.first[rows])
+            return Visibility(self.ranges[rows])
+        return Visibility(self.ranges[rows], self.tree[rows], self.first[rows])
 
     def mask(self, places: int) -> Tensor:
         """[n, places] bool: the places that each row sees."""
@@ -82,17 +82,17 @@ class Sees:
         return alike if self.tree is None else alike & (self.tree == 0)
 
 
-def causal(span: SpanOfRows) -> Sees:
+def causal(span: SpanOfRows) -> Visibility:
     """Every row sees all up to itself."""
     return ranges(span, stop=places(span) + 1)
 
 
-def before(span: SpanOfRows, stop: int) -> Sees:
+def before(span: SpanOfRows, stop: int) -> Visibility:
     """Every row sees only places 0 .. stop, as in a layer that reads a prefix."""
     return ranges(span, stop=stop)
 
 
-def bidirectional_prefix(span: SpanOfRows, prefix: int) -> Sees:
+def bidirectional_prefix(span: SpanOfRows, prefix: int) -> Visibility:
     """Rows at places 0 .. prefix see all of these; later rows are causal. ValueError where the prefix is cut off."""
     end = span.start + span.length
     if 0 < span.start < prefix or (span.start == 0 and end < prefix):
@@ -105,11 +105,11 @@ def places(span: SpanOfRows) -> Tensor:
     return torch.arange(span.start, span.start + span.length)
 
 
-def ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int, Tensor | int] = (0, 0)) -> Sees:
+def ranges(span: SpanOfRows, *, stop: Tensor | int, second: tuple[Tensor | int, Tensor | int] = (0, 0)) -> Visibility:
     """Every row sees the range 0 .. stop, and a second one; each a number, or one for each row [n]."""
     ranges = torch.zeros(span.length, 2, 2, dtype=torch.long)
     ranges[:, 0, 1], ranges[:, 1, 0], ranges[:, 1, 1] = stop, *second
-    return Sees(ranges)
+    return Visibility(ranges)
 
 
 class DraftTrees:

@@ -1,4 +1,4 @@
-"""Control's checks of observations that another process has read: they may lack nothing that process has to check."""
+"""Control's checks of observations that another process has read, and should have checked itself."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, Unavailable, Wo
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
-DEFAULT_PERIOD_MS = 100  # of a policy that states no rate
+DEFAULT_PERIOD_MS = 100  # for a policy without a control rate
 
 
 def checked_open(plane: ControlPlane, opened: OpenRequest) -> OpenRequest:
-    """The request matched with the present policy, whose cameras must be those that the other process matched.
+    """The request matched with the present policy. Its cameras must be the ones that the other process matched.
 
     WorkerError for what it has not checked; Unavailable where it matched another policy.
     """
@@ -43,7 +43,7 @@ def checked_open(plane: ControlPlane, opened: OpenRequest) -> OpenRequest:
 
 
 def _period_ms(config: ServiceConfig, front: str, schema: ActionSchema) -> int:
-    """The time between a client's requests: as configured, or that of the rows that it executes at the control rate."""
+    """The time between a client's requests: as configured, or the time of the rows that it executes."""
     dialect = config.frontends.dialects[front]
     if dialect.period_ms:
         found = dialect.period_ms
@@ -64,7 +64,7 @@ def checked_frame(
     instruction: str | None = None,
     stamp_ns: int = 0,
 ) -> CheckedFrame:
-    """The frame with its pixels, which the one descriptor holds, and its state.
+    """The frame with its state and its pixels, which the only descriptor holds.
 
     WorkerError for what the other process has not checked; OSError without memory or descriptors.
     """

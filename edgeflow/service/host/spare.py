@@ -1,4 +1,4 @@
-"""Things made in advance, so that their use cannot fail for want of descriptors, memory or threads."""
+"""Objects made in advance, so that their use cannot fail for lack of descriptors, memory or threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=Closable)
 
 
 class Spare(Generic[T]):
-    """Holds one `T`, and another one soon after it was taken. Use it on the loop. name: for the log."""
+    """Holds one `T`, and makes another soon after it was taken. Use it on the loop. name: for the log."""
 
     def __init__(self, name: str, make: Callable[[], T], log: EventLog) -> None:
         self._name = name
@@ -35,7 +35,7 @@ class Spare(Generic[T]):
         self._lacking = False
 
     def take(self) -> T:
-        """The held one, or a new one; OSError if there is none and none can be made. Call `fill` after its use."""
+        """The spare object, or a new one; OSError if there is no spare and none can be made. Call `fill` afterwards."""
         item, self._item = self._item, None
         return item if item is not None else self._make()
 
@@ -62,7 +62,7 @@ class Spare(Generic[T]):
             self._lacking = False
 
     def close(self) -> None:
-        """Give up what is held; idempotent."""
+        """Close the spare object; idempotent."""
         self._cancel()
         item, self._item = self._item, None
         if item is not None:
@@ -75,7 +75,7 @@ class Spare(Generic[T]):
 
 
 def start_threads(pool: Executor, count: int) -> None:
-    """Start a pool's threads, so that none is needed once memory or threads are short."""
+    """Start all threads of a pool now, before memory or threads may be short."""
     begun = threading.Event()
     try:
         with contextlib.suppress(RuntimeError):

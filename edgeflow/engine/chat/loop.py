@@ -77,7 +77,7 @@ class _PlaneRequest:
         return self.grammar.result() if self.grammar is not None else None
 
 
-class ChatPlane:
+class ChatLoop:
     """Serves requests in order of arrival; the first runs to its end. The worker's loop runs the passes it plans."""
 
     def __init__(
@@ -243,7 +243,7 @@ class ChatPlane:
         plan, constraint = self.requests.running, self._constraint
         if constraint is not None and self._masked is not None:
             return constraint.ready
-        return plan is not None and not (plan.complete or plan.waits) and (constraint is None or not plan.passes)
+        return plan is not None and not (plan.complete or plan.is_blocked) and (constraint is None or not plan.passes)
 
     def _begin_prefix(self, message: SetPrefix) -> None:
         """The old prefix is gone from here on; InvalidArgument, before anything is changed, where the new one does not
@@ -327,7 +327,7 @@ class ChatPlane:
                 request=request.message.request,
                 reason=reason,
                 prompt_tokens=plan.rows if plan is not None else 0,
-                answer_tokens=plan.settled if plan is not None else 0,
+                answer_tokens=plan.verified if plan is not None else 0,
                 reused=plan.known if plan is not None else 0,
                 slot=self._slot_ids[plan.prefix_slot] if plan and plan.prefix_slot is not None else "",
                 queue_ns=started_ns - request.arrived_ns,

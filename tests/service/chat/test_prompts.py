@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.service.chat.messages import InputMessage
-from edgeflow.service.chat.text import COUNTED_BYTES, ChatText
+from edgeflow.service.chat.prompts import COUNTED_BYTES, ChatText
 from edgeflow.text import tokenizer
 from edgeflow_client.errors import InvalidArgument
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint

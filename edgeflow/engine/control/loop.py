@@ -14,7 +14,7 @@ from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.control.tracks import (
+from edgeflow.engine.control.records import (
     Begun,
     FrameRecord,
     SessionParameters,
@@ -42,7 +42,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler
-from edgeflow.scheduler.settling import SettlingSample
+from edgeflow.scheduler.verification import VerificationSample
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
@@ -76,10 +76,10 @@ class ControlLoop:
         self._trajectory = trajectory or TrajectoryConfig()
         self._opened: dict[int, SessionParameters] = {}
         self._waiting: dict[FrameRef, SubmitFrame] = {}
-        self._tracks: dict[FrameRef, FrameRecord] = {}
+        self._records: dict[FrameRef, FrameRecord] = {}
         self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
-        self._settling: deque[SettlingSample] = deque(maxlen=KEPT_FRAMES)
+        self._verification: deque[VerificationSample] = deque(maxlen=KEPT_FRAMES)
 
     def launch(self, turn_ns: int) -> Running[FrameRef] | None:
         """Plan the next pass and start it; None when there is none. turn_ns: when this turn of the loop began."""
@@ -98,7 +98,7 @@ class ControlLoop:
         self._leave([departure for departure in left if departure.why is not Leaving.DONE])
         for departure in left:
             if departure.why is Leaving.DONE:
-                self._settle(departure)
+                self._note_passes(departure)
                 self._answer(self._answers.take(departure.frame), departure.passes)
         shape = len(planned.prefills), planned.decode_rows
         sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
@@ -119,8 +119,8 @@ class ControlLoop:
 
     def pong(self, nonce: int) -> Pong:
         """The counts so far, with every pass, and every frame that drafted and left, since the last call."""
-        counts, passes, frames = self._scheduler.counts, self.take_passes(), list(self._settling)
-        self._settling.clear()
+        counts, passes, frames = self._scheduler.counts, self.take_passes(), list(self._verification)
+        self._verification.clear()
         return Pong(
             nonce=nonce,
             passes=counts.passes,
@@ -133,14 +133,14 @@ class ControlLoop:
             settling_stages=[sample.stages for sample in frames],
             settling_bins=[sample.tolerance_bins for sample in frames],
             settling_passes=[sample.passes for sample in frames],
-            settling_done=[sample.settled for sample in frames],
+            settling_done=[sample.verified for sample in frames],
             unusual_states=self._engine.policy.unusual_states,
         )
 
-    # What control says.
+    # Requests of the control process.
 
     def open(self, message: OpenSession) -> bool:
-        """Give a session its ring, or publish why not; returns whether it has one."""
+        """Give a session its ring, or publish why it is rejected; True when it has one."""
         key = message.unnorm_key or self._default_unnorm_key or None
         try:
             self._check_unnorm_key(key)
@@ -193,10 +193,10 @@ class ControlLoop:
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
-            self._refuse(ref, error)
+            self._reject(ref, error)
             return
         self._waiting[ref] = message
-        self._tracks[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
+        self._records[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
         opened = self._opened.get(ref.session)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
@@ -221,10 +221,10 @@ class ControlLoop:
         return self._engine.policy.fixed_rows + tokens
 
     def awaits_answer(self, now_ns: int) -> bool:
-        """True if a frame that begins next may have to continue an answer whose pass is not committed."""
+        """True if the next frame may have to continue an answer whose pass is not committed."""
         return any(
-            self._scheduler.lands(ref.session) and self._opened[ref.session].follows
-            for ref in self._scheduler.begins(now_ns)
+            self._scheduler.is_finishing(ref.session) and self._opened[ref.session].needs_previous
+            for ref in self._scheduler.next_frames(now_ns)
         )
 
     @property
@@ -233,75 +233,75 @@ class ControlLoop:
         return self._engine.launch_ahead if self._pacer is None else 0
 
     def _begin(self, now_ns: int) -> Begun:
-        """Prepare the frames that the next pass begins with; those that the policy rejects leave.
+        """Prepare the frames that the next pass begins with; frames that the policy rejects leave.
 
         Other frames may take the place of one that leaves, so then the scheduler is asked again.
         """
         begun, complete = Begun(started_ns=self._clock.now_ns()), False
         while not complete:
             complete = True
-            for ref in self._scheduler.begins(now_ns):
+            for ref in self._scheduler.next_frames(now_ns):
                 if ref in begun.prompts:
                     continue
                 begun.stamp = begun.stamp or self._engine.stamp()
                 try:
-                    begun.prompts[ref] = self._prepare(self._waiting[ref], self._tracks[ref])
+                    begun.prompts[ref] = self._prepare(self._waiting[ref], self._records[ref])
                 except RequestError as error:
-                    self._scheduler.refuse(ref)
-                    self._refuse(ref, error)
+                    self._scheduler.reject(ref)
+                    self._reject(ref, error)
                     complete = False
         return begun
 
     def _launch(self, planned: Pass[FrameRef], begun: Begun, turn_ns: int) -> Running[FrameRef]:
         for segment in planned.prefills:
             frame = self._waiting.pop(segment.sequence)
-            track = self._tracks[segment.sequence]
+            record = self._records[segment.sequence]
             self._answers.begin(segment.sequence, self._opened[frame.session].program)
-            track.message = replace(frame, payload=b"")  # the pixels are the prompt's now
-            track.started_ns = begun.started_ns
-            track.drafts, track.tolerance_bins = segment.drafts, segment.tolerance_bins
+            record.message = replace(frame, payload=b"")  # the pixels are the prompt's now
+            record.started_ns = begun.started_ns
+            record.drafts, record.tolerance_bins = segment.drafts, segment.tolerance_bins
         stamp = begun.stamp or self._engine.stamp()
         running = Running.of(self._engine.launch(planned, begun.prompts), turn_ns, stamp)
         if self._pacer:
             self._pacer.hold(planned, begun.started_ns)
         return running
 
-    def _refuse(self, ref: FrameRef, error: RequestError) -> None:
-        """A frame leaves with the reason why the policy does not take it."""
+    def _reject(self, ref: FrameRef, error: RequestError) -> None:
+        """Drop a frame that the policy rejects, and publish the reason."""
         self._waiting.pop(ref, None)
-        self._tracks.pop(ref, None)
+        self._records.pop(ref, None)
         self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
 
-    def _prepare(self, message: SubmitFrame, track: FrameRecord) -> Any:
+    def _prepare(self, message: SubmitFrame, record: FrameRecord) -> Any:
         opened, policy = self._opened[message.session], self._engine.policy
         prompt = policy.prepare(observation_of(message, policy.inputs))
-        track.continues = False
+        record.is_continued = False
         if opened.chunks is None:
             return prompt
-        track.plan, track.seam = opened.chunks.plan(message)
-        if track.plan is None or track.plan.values is None or not opened.rtc:
+        record.plan, record.seam = opened.chunks.plan(message)
+        if record.plan is None or record.plan.values is None or not opened.rtc:
             return prompt
         try:
-            continued = self._engine.continued(prompt, Previous(track.plan.values, track.plan.delay))
+            continued = self._engine.continued(prompt, Previous(record.plan.values, record.plan.delay))
         except RequestError:
-            track.seam = Seam.REFUSED
+            record.seam = Seam.REFUSED
             return prompt
-        track.continues = continued is not prompt
+        record.is_continued = continued is not prompt
         return continued
 
     def _answer(self, answer: Answer, passes: int) -> None:
         ref = answer.frame
-        track, opened = self._tracks.pop(ref), self._opened[ref.session]
+        record, opened = self._records.pop(ref), self._opened[ref.session]
         if answer.finite:
-            steady = opened.steady.of(ref.epoch, answer.token_ids, answer.settled)
+            steady = opened.steady.of(ref.epoch, answer.token_ids, answer.verified)
             answer = replace(answer, token_ids=steady)
-        chosen, report = self._choose(answer, track, opened)
+        chosen, report = self._choose(answer, record, opened)
         valid = answer.finite and bool(np.isfinite(chosen.actions).all())
         if valid and opened.chunks is not None:
             values = answer.values
             if values is not None:
-                values = self._engine.played(values[chosen.index], chosen.actions)
-            opened.chunks.keep(track.message, chosen.actions, values, report)
+                values = self._engine.as_sent(values[chosen.index], chosen.actions)
+            opened.chunks.keep(record.message, chosen.actions, values, report)
         self._publish(
             FrameResult(
                 session=ref.session,
@@ -310,37 +310,37 @@ class ControlLoop:
                 chunk=Chunk(tuple(chosen.actions.ravel().tolist()), len(chosen.actions), opened.schema.step_ms),
                 token_ids=list(answer.token_ids),
                 valid=valid,
-                queue_ns=track.started_ns - track.arrived_ns,
-                inference_ns=self._clock.now_ns() - track.started_ns,
+                queue_ns=record.started_ns - record.arrived_ns,
+                inference_ns=self._clock.now_ns() - record.started_ns,
                 passes=passes,
-                settled=answer.settled,
+                settled=answer.verified,
                 report=report,
             )
         )
 
-    def _choose(self, answer: Answer, track: FrameRecord, opened: SessionParameters) -> tuple[Chosen, ChunkReport]:
+    def _choose(self, answer: Answer, record: FrameRecord, opened: SessionParameters) -> tuple[Chosen, ChunkReport]:
         """The chunk to be sent, and how it came about.
 
         Limits count from the answers sent since the launch too; what the policy continues was fixed then.
         """
-        candidates, plan, seam = answer.values, track.plan, track.seam
-        if opened.chunks is not None and (plan is not None or opened.trajectory.limits):
-            found, _ = opened.chunks.plan(track.message)
+        candidates, plan, seam = answer.values, record.plan, record.seam
+        if opened.chunks is not None and (plan is not None or opened.trajectory.has_limits):
+            found, _ = opened.chunks.plan(record.message)
             plan, seam = (found, seam if plan else Seam.CONTINUED) if found else (plan, seam)
         chosen = opened.trajectory.choose(
             1 if candidates is None else len(candidates),
             lambda index: self._engine.actions(answer, opened.unnorm_key, index),
             candidates,
             plan,
-            state=track.message.state,
-            delay=opened.chunks.delay(track.message) if opened.chunks is not None else 0,
+            state=record.message.state,
+            delay=opened.chunks.delay(record.message) if opened.chunks is not None else 0,
         )
-        conditioned = plan if opened.trajectory.limits else track.plan if track.continues else None
+        conditioned = plan if opened.trajectory.has_limits else record.plan if record.is_continued else None
         unsaid = seam is Seam.CONTINUED and conditioned is None
         report = ChunkReport(
             continues=conditioned.seq if conditioned is not None else 0,
             conditioned_steps=conditioned.delay if conditioned is not None else 0,
-            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.limits) else seam,
+            seam=Seam.NONE if unsaid or not (opened.rtc or opened.trajectory.has_limits) else seam,
             limited=chosen.limited,
             candidates=chosen.candidates,
             chosen=chosen.index,
@@ -349,19 +349,19 @@ class ControlLoop:
 
     def _leave(self, departures: list[Departure]) -> None:
         for departure in departures:
-            self._settle(departure)
+            self._note_passes(departure)
             self._waiting.pop(departure.frame, None)
-            self._tracks.pop(departure.frame, None)
+            self._records.pop(departure.frame, None)
             self._answers.drop(departure.frame)
             self._publish(departed(departure.frame, departure.why))
 
-    def _settle(self, departure: Departure) -> None:
-        """Note the passes that a frame needed to verify its drafts, or that it left before."""
-        track = self._tracks.get(departure.frame)
-        if track is not None and departure.passes and track.drafts:
-            stages = track.drafts + 1
-            settled = departure.settled >= stages
-            self._settling.append(SettlingSample(stages, track.tolerance_bins, departure.passes, settled))
+    def _note_passes(self, departure: Departure) -> None:
+        """Note the passes in which a frame was verified, or that it had when it left before."""
+        record = self._records.get(departure.frame)
+        if record is not None and departure.passes and record.drafts:
+            stages = record.drafts + 1
+            verified = departure.verified >= stages
+            self._verification.append(VerificationSample(stages, record.tolerance_bins, departure.passes, verified))
 
 
 def _ref(message: SubmitFrame) -> FrameRef:

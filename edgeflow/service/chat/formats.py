@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from edgeflow.service.chat.answer import Piece, TokenText
-from edgeflow.service.chat.calls import Call
+from edgeflow.service.chat.tool_calls import Call
 from edgeflow.text.tokenizer import TextTokenizer
 
 PARTIAL = "bytes:"  # before a part of a character where a token has a text only
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """The parts of an answer that are alike in both formats."""
+class _AnswerFormat:
+    """The common parts of both formats."""
 
     KIND: ClassVar[str]
     CHUNK: ClassVar[str]
@@ -30,7 +30,7 @@ class _Head:
         return {**self._envelope(self.KIND, choices), "usage": usage}
 
     def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The last chunk, with only the counts."""
+        """The last chunk, with the token counts only."""
         return {**self._envelope(self.CHUNK, []), "usage": usage}
 
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class _Head:
             return partial + "".join(f"\\x{byte:02x}" for byte in error.object), data
 
 
-class ChatShape(_Head):
+class ChatFormat(_AnswerFormat):
     """The formats chat.completion and chat.completion.chunk."""
 
     __slots__ = ()
@@ -95,7 +95,7 @@ class ChatShape(_Head):
         return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}
 
 
-class TextShape(_Head):
+class TextFormat(_AnswerFormat):
     """The format text_completion, for whole and streamed answers alike."""
 
     __slots__ = ()

@@ -1,4 +1,6 @@
-"""The frames and sessions of the control plane: observations, frames in flight, open sessions, frames that leave."""
+"""Records of the control loop: observations, frames in flight, open sessions, and the messages about frames that
+leave.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
-from edgeflow.engine.control.continuity import Continuity, PlayedRows
+from edgeflow.engine.control.continuity import Continuity, ExecutedRows
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.executor import Stamp
 from edgeflow.ipc.messages import FrameDropped, SubmitFrame
@@ -22,7 +24,8 @@ AGREEMENT_BINS = 2
 
 
 class SteadyTokens:
-    """The last such tokens of one session. One that is not verified changes only when two frames in a row agree on it.
+    """The exact tokens of one session, held steady: an unverified one changes only when two frames in a row agree on
+    it.
 
     near [K]: True for displacements, which are passed on as they are. Frames agree within AGREEMENT_BINS; only those
     that are answered count. The first one of an epoch has none to agree with, and its tokens are taken.
@@ -34,8 +37,8 @@ class SteadyTokens:
         self._before: dict[int, int] = {}
         self._in_force: dict[int, int] = {}
 
-    def of(self, epoch: int, tokens: Sequence[int], settled: int) -> tuple[int, ...]:
-        """The tokens to act on [K]. settled: how many of them are."""
+    def of(self, epoch: int, tokens: Sequence[int], verified: int) -> tuple[int, ...]:
+        """The tokens to act on [K]. verified: how many of them are verified."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._before.clear()
@@ -44,7 +47,7 @@ class SteadyTokens:
         for index in self._exact:
             token = tokens[index]
             agreed = abs(token - self._before.get(index, token)) <= AGREEMENT_BINS
-            if index >= settled and not agreed:
+            if index >= verified and not agreed:
                 chosen[index] = self._in_force[index]
             self._before[index], self._in_force[index] = token, chosen[index]
         return tuple(chosen)
@@ -58,23 +61,24 @@ class FrameRecord:
     arrived_ns: int
     started_ns: int = 0
     drafts: int = 0
-    """After its prompt, and their tolerance."""
+    """Drafts after its prompt."""
     tolerance_bins: int = 0
-    plan: PlayedRows | None = None
+    """The tolerance of these drafts."""
+    plan: ExecutedRows | None = None
     """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
-    """Or why there is none."""
-    continues: bool = False
-    """The answer continues it."""
+    """How the answer joins `plan`, or why there is no plan."""
+    is_continued: bool = False
+    """True when the answer continues `plan`."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Begun:
-    """The frames that a pass begins with, prepared."""
+    """The prepared frames that a pass begins with."""
 
     started_ns: int
     stamp: Stamp | None = None
-    """On the device before the first; None where there is none."""
+    """A mark on the device before the first frame; None where launching computes."""
     prompts: dict[FrameRef, Any] = field(default_factory=dict)
 
 
@@ -92,12 +96,12 @@ class SessionParameters:
     rtc: bool
     trajectory: Trajectory
     chunks: Continuity | None
-    """The last ones; None where answers are single actions."""
+    """The last chunks sent; None where answers are single actions."""
 
     @property
-    def follows(self) -> bool:
-        """True if what answers a frame depends on the answers before it."""
-        return self.chunks is not None and (self.rtc or self.trajectory.limits)
+    def needs_previous(self) -> bool:
+        """True if an answer depends on the ones before it."""
+        return self.chunks is not None and (self.rtc or self.trajectory.has_limits)
 
 
 def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:

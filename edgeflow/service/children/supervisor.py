@@ -1,4 +1,4 @@
-"""Keeps a child process running: start, beats, bounds of what it sends, replacement, drain.
+"""Supervision of a child process: start, heartbeats, message rates, replacement, drain.
 
 A child never decides about the service.
 """
@@ -17,45 +17,45 @@ from edgeflow.service.children.messages import (
     CODING,
     Act,
     ActCancel,
-    Beat,
     ChildFailed,
     ChildMessage,
     Drain,
     Drained,
     FromRobots,
-    Keep,
+    Heartbeat,
     LogEvent,
     MetricsSnapshot,
+    RequestSocket,
+    SaveState,
     Serving,
     ToChild,
-    WantSocket,
 )
-from edgeflow.service.faults import start_error
+from edgeflow.service.errors import start_error
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError, WorkerError
 
-MAX_PER_S = 500  # messages other than observations; a child sends a tenth of it
+MAX_PER_S = 500  # messages other than observations; a child sends about a tenth of this
 MAX_ACTS_PER_S = 5000  # observations and what sessions of robots need, of which few are open at once
 MAX_LOG_BYTES = 16 << 10
 MAX_NAMES = 64  # of events, per role
 NAME = re.compile(r"[a-z_]{1,64}")
 RESERVED = frozenset({"name", "event", "time", "process", "self"})
 CHECK_S = 0.1
-SILENT_NS = 2_000_000_000  # a child that serves and shows no sign of life for this long is replaced
+SILENT_NS = 2_000_000_000  # permitted silence of a serving child
 FIRST_START_S = 30.0  # the same for the first one while it starts; later ones: worker/timeouts.py
-BEATING = 2  # a child that starts, and beats, may take this many times its longest silence until it serves
+BEATING = 2  # the limit of a start with heartbeats, as a multiple of the limit without
 BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
 ACTS = (Act, ActCancel, *FromRobots.__args__)
-FORWARDED = (*ACTS, Keep, WantSocket, MetricsSnapshot)  # to the listener
+FORWARDED = (*ACTS, SaveState, RequestSocket, MetricsSnapshot)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 
-class Rate:
+class MessageRate:
     """Counts a child's messages by the second."""
 
     def __init__(self, clock: Clock) -> None:
@@ -77,8 +77,8 @@ class Rate:
             raise WorkerError("a child sends too many messages")
 
 
-class Lines:
-    """Writes the lines of one role's children to the log, under its name."""
+class ForwardedLines:
+    """Writes log lines of the children of one role, under the name of the role."""
 
     def __init__(self, process: str, log: EventLog) -> None:
         self._process = process
@@ -86,7 +86,7 @@ class Lines:
         self._names: set[str] = set()
 
     def write(self, line: LogEvent) -> None:
-        """Write a line; what is not an object of moderate size, or has a strange name, is dropped."""
+        """Write a line; lines that are too large, are not objects or have an odd name are dropped."""
         values = _values(line)
         if values is None or not NAME.fullmatch(line.name):
             return
@@ -108,49 +108,49 @@ def _values(line: LogEvent) -> dict[str, Any] | None:
 
 
 class ChildListener(Protocol):
-    """The calls of a keeper; all come on the loop."""
+    """Receiver of a supervisor's events; all come on the loop."""
 
-    def child_started(self, keeper: Keeper) -> None:
-        """A child was launched: send what it must know before it serves."""
+    def child_started(self, supervisor: ChildSupervisor) -> None:
+        """A child was launched: send the messages that it needs before it serves."""
         ...
 
-    def child_message(self, keeper: Keeper, message: Any, descriptors: list[int]) -> None:
+    def child_message(self, supervisor: ChildSupervisor, message: Any, descriptors: list[int]) -> None:
         """A message of the child. The listener closes the descriptors."""
         ...
 
-    def child_message_lost(self, keeper: Keeper, message: Any) -> None:
-        """A message of the child whose descriptors this process has no room for."""
+    def child_message_lost(self, supervisor: ChildSupervisor, message: Any) -> None:
+        """A message of the child whose descriptors were lost, because this process has no free ones."""
         ...
 
-    def child_lost(self, keeper: Keeper) -> None:
-        """The child is gone; another one follows."""
+    def child_lost(self, supervisor: ChildSupervisor) -> None:
+        """The child is gone, and will be replaced."""
         ...
 
 
 class _Life:
-    """One child, from its launch to its end. `over` is set once it has ended, hangs, or breaks the protocol."""
+    """One child, from its launch to its end. `ended` is set once it is gone, hangs, or breaks the protocol."""
 
     def __init__(self, launched: LaunchedChild, clock: Clock, limit_s: float) -> None:
         self.packets: Packets[ChildMessage] = Packets(launched.sock, CODING)
         self.process = launched.process
         self.progress = WorkerSilence(int(limit_s * NS_PER_S))
-        self.start = WorkerSilence(BEATING * int(limit_s * NS_PER_S))  # from launch to service, beats or not
-        self.rate = Rate(clock)
+        self.start = WorkerSilence(BEATING * int(limit_s * NS_PER_S))  # from launch to service, heartbeats or not
+        self.rate = MessageRate(clock)
         self.since_ns = clock.now_ns()
         self.serving = asyncio.Event()
         self.drained = asyncio.Event()
         self.failed: StartError | None = None
-        self.over = asyncio.Event()
+        self.ended = asyncio.Event()
         self.cause = ""
 
     def end(self, cause: str) -> None:
-        if not self.over.is_set():
+        if not self.ended.is_set():
             self.cause = cause
-            self.over.set()
+            self.ended.set()
             asyncio.get_running_loop().remove_reader(self.packets.fileno())
 
 
-class Keeper:
+class ChildSupervisor:
     """Keeps one child running between `start` and `stop`; runs on the loop."""
 
     def __init__(self, name: str, launch: Launch, *, listener: ChildListener, clock: Clock, log: EventLog) -> None:
@@ -161,20 +161,20 @@ class Keeper:
         self._clock = clock
         self._log = log
         self._life: _Life | None = None
-        self._lines = Lines(name, log)
+        self._lines = ForwardedLines(name, log)
         self._starts = StartLimits(FIRST_START_S)
         self._backoff_s = BACKOFF_S
         self._draining = False
 
     @property
-    def serving(self) -> bool:
+    def is_serving(self) -> bool:
         """True if the child accepts requests."""
-        return self._life is not None and self._life.serving.is_set() and not self._life.over.is_set()
+        return self._life is not None and self._life.serving.is_set() and not self._life.ended.is_set()
 
     @property
-    def lives(self) -> bool:
-        """True if there is a child, serving or not."""
-        return self._life is not None and not self._life.over.is_set()
+    def is_running(self) -> bool:
+        """True if there is a child, whether or not it serves yet."""
+        return self._life is not None and not self._life.ended.is_set()
 
     def send(self, message: ToChild, descriptors: Sequence[int] = ()) -> bool:
         """Send a message to the present child; False if it is gone or does not read."""
@@ -195,23 +195,23 @@ class Keeper:
             watching.cancel()
             await asyncio.gather(serving, watching, return_exceptions=True)
         if not life.serving.is_set():
-            ended = await _bury(life)
+            ended = await _reap(life)
             raise life.failed or StartError(f"the {self.name} process ended before it served ({life.cause}; {ended})")
 
     async def keep(self) -> None:
-        """Watch the child and replace it whenever it ends, for ever; once it drains, none follows."""
+        """Watch the child and replace it whenever it ends, forever; after `drain`, it is not replaced."""
         while True:
             try:
                 await self._keep_one()
             except Exception as error:
-                self._log.incident(f"{self.name}-keeper", error)
+                self._log.incident(f"{self.name}-supervisor", error)
                 await asyncio.sleep(LONGEST_BACKOFF_S)
 
     async def _keep_one(self) -> None:
         life = self._life
         if life is not None:
             await self._watch(life)
-            await self._lose(life)
+            await self._record_loss(life)
         self._life = None
         await asyncio.sleep(self._backoff_s)
         if self._draining:
@@ -222,10 +222,10 @@ class Keeper:
         except OSError as error:
             self._log.event("child_failed", child=self.name, error=type(error).__name__)
 
-    async def _lose(self, life: _Life) -> None:
-        """Bury a child, and note what its end means for the next start."""
+    async def _record_loss(self, life: _Life) -> None:
+        """Reap a child, and adjust the back-off and the limit of the next start."""
         self._listener.child_lost(self)
-        ended = await _bury(life)
+        ended = await _reap(life)
         self._log.event("child_lost", child=self.name, cause=life.cause, ended=ended)
         if life.serving.is_set():
             self._backoff_s = BACKOFF_S
@@ -235,12 +235,12 @@ class Keeper:
             self._starts.exceeded(reserve=False)
 
     async def drain(self, deadline_ms: int) -> None:
-        """Have the child reject new work and finish the rest, within the deadline."""
+        """Tell the child to reject new work and finish the rest, and wait for it up to the deadline."""
         self._draining = True
         life = self._life
-        if life is None or life.over.is_set() or not life.packets.send(Drain(deadline_ms)):
+        if life is None or life.ended.is_set() or not life.packets.send(Drain(deadline_ms)):
             return
-        over = [asyncio.create_task(each.wait()) for each in (life.drained, life.over)]
+        over = [asyncio.create_task(each.wait()) for each in (life.drained, life.ended)]
         await asyncio.wait(over, timeout=deadline_ms / 1000, return_when=asyncio.FIRST_COMPLETED)
         for each in over:
             each.cancel()
@@ -250,7 +250,7 @@ class Keeper:
         life, self._life = self._life, None
         if life is not None:
             life.end("stopped")
-            await _bury(life)
+            await _reap(life)
 
     async def _begin(self) -> _Life:
         launched = await self._launch()
@@ -260,10 +260,10 @@ class Keeper:
         return life
 
     async def _watch(self, life: _Life) -> None:
-        """Wait for the end of a child's life; its silence counts only while this loop runs."""
-        over = asyncio.create_task(life.over.wait())
+        """Wait for the end of a child. Its silence counts only while this loop runs."""
+        over = asyncio.create_task(life.ended.wait())
         try:
-            while not life.over.is_set():
+            while not life.ended.is_set():
                 now_ns = self._clock.now_ns()
                 await asyncio.wait({over}, timeout=CHECK_S)  # `wait_for` may lose a cancellation of this task
                 listened_ns = min(self._clock.now_ns() - now_ns, int(2e9 * CHECK_S))
@@ -276,7 +276,7 @@ class Keeper:
     def _read(self, life: _Life) -> None:
         try:
             for _ in range(PER_TURN):
-                if life.over.is_set() or (found := life.packets.receive()) is None:
+                if life.ended.is_set() or (found := life.packets.receive()) is None:
                     return
                 self._take(life, *found)
         except DescriptorsLackingError as lack:
@@ -303,7 +303,7 @@ class Keeper:
             return
         close_all(descriptors)
         match message:
-            case Beat():
+            case Heartbeat():
                 pass
             case Serving():
                 self._serves(life)
@@ -324,7 +324,7 @@ class Keeper:
         life.serving.set()
 
 
-async def _bury(life: _Life) -> str:
+async def _reap(life: _Life) -> str:
     """Kill the process and wait for its end; returns how it ended."""
     life.end(life.cause)
     ended = await life.process.wait(0)

@@ -1,4 +1,4 @@
-"""Faults forced on sessions, so that tests see what a robot's own client does with them; off unless configured."""
+"""ForcedFaults faults of sessions, for testing how a robot's own client reacts to them; off unless configured."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgeflow_client.types import Command
 TEXT = "forced by frontends.faults"
 
 
-class Forced:
-    """The faults of one session. session: how many were opened before it, and itself."""
+class ForcedFaults:
+    """The faults of one session. session: its number in the order of opening, from 1."""
 
     def __init__(self, faults: Sequence[ForcedFault], session: int) -> None:
         self._faults = [each for each in faults if each.session in (0, session)]
 
     def receive(self, runner: SessionRunner, frame: CheckedFrame, received_ns: int | None) -> None:
-        """Have a session receive a frame, or answer it as configured."""
+        """Pass a frame to the session, or answer it with the configured fault."""
         seq = frame.seq
         fault = next((each for each in self._faults if each.first <= seq and (not each.last or seq <= each.last)), None)
         if fault is None:
@@ -41,4 +41,4 @@ def _receive(runner: SessionRunner, frame: CheckedFrame, received_ns: int | None
         runner.receive_frame(frame.seq, frame.stamp_ns, lambda: frame, received_ns)
 
 
-NO_FAULTS = Forced((), 0)
+NO_FAULTS = ForcedFaults((), 0)

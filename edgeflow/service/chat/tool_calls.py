@@ -31,9 +31,9 @@ class ParsedText:
 
 
 class CallReader:
-    """Separates generated text into plain text and calls. Anything but a call of the named tools remains text.
+    """Separates generated text into plain text and calls. Everything except calls of the named tools remains text.
 
-    inside: the prompt ended with the beginning of a call. one: what follows the first call is dropped.
+    inside: the prompt ended with the beginning of a call. one: text after the first call is dropped.
     """
 
     def __init__(self, names: Sequence[str], *, inside: bool, one: bool = False) -> None:
@@ -45,10 +45,10 @@ class CallReader:
         self._count = 0
 
     def push(self, text: str) -> ParsedText:
-        """Add text; no part of a call, or of what may become one, is returned as text."""
+        """Add text. Text that is part of a call, or may become one, is held back."""
         self._held += text
         plain, calls = "", list[Call]()
-        while not self.complete:
+        while not self.is_complete:
             mark = END if self._inside else BEGIN
             before, found, behind = self._held.partition(mark)
             if not found:
@@ -62,12 +62,13 @@ class CallReader:
             else:
                 plain += before
             self._inside = not self._inside
-        if self.complete:
+        if self.is_complete:
             self._held = ""
         if not self._inside:
+            # Hold back the end of the text as long as it may be the beginning of a tag.
             keep = next((size for size in range(len(BEGIN) - 1, 0, -1) if self._held.endswith(BEGIN[:size])), 0)
-            place = len(self._held) - keep
-            plain, self._held = plain + self._held[:place], self._held[place:]
+            end = len(self._held) - keep
+            plain, self._held = plain + self._held[:end], self._held[end:]
         return ParsedText(self._plain(plain), tuple(calls))
 
     def finish(self) -> ParsedText:
@@ -79,8 +80,8 @@ class CallReader:
         return ParsedText("", (call,)) if call else ParsedText(self._begun + held)
 
     @property
-    def complete(self) -> bool:
-        """True once nothing more is read."""
+    def is_complete(self) -> bool:
+        """True after the only call: the rest of the answer is ignored."""
         return self._one and self._count > 0
 
     def _plain(self, text: str) -> str:

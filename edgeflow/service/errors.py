@@ -1,4 +1,4 @@
-"""Errors that several rooms raise, and conversion of status names and class names to typed errors."""
+"""Errors shared by several rooms, and the conversion of status names and class names to typed errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
 
 
 def no_worker(text: str = "no worker is ready") -> Unavailable:
-    """The rejection of what needs a worker, or the chat front, while there is none."""
+    """The error of a request that needs a worker, or the chat front, while there is none."""
     return Unavailable(text, reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
 
 

@@ -1,8 +1,8 @@
-"""In how many passes the frames of sessions that draft are verified: measured while they run. Integers only.
+"""The number of passes in which drafted frames are verified, measured in service. Integers only.
 
 A frame that leaves before it is verified would have needed more passes than it had. Newer frames overtake the slow
-ones, so the mean of those that are verified is too small. The distribution is estimated from the share of the frames
-still in flight at a pass that are verified in it, multiplied from pass to pass (Kaplan and Meier, 1958).
+ones, so the mean over the verified ones is too small. The distribution is estimated from the share of the frames still
+in flight at a pass that it verifies, multiplied from pass to pass (Kaplan and Meier, 1958).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STRATA = 64  # that draws come from in turn
 
 
 @dataclass(frozen=True, slots=True)
-class SettlingSample:
+class VerificationSample:
     """A frame that left."""
 
     stages: int
@@ -30,16 +30,16 @@ class SettlingSample:
     tolerance_bins: int
     passes: int
     """Passes it took."""
-    settled: bool
-    """In the last of them; False = it left before."""
+    verified: bool
+    """It was verified in the last of them; False = it left before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settling:
-    """In how many passes frames are verified."""
+class VerificationPasses:
+    """The distribution of the passes that frames need."""
 
     shares: tuple[int, ...]
-    """The shares of those that do in their first, second, ... pass, of WHOLE."""
+    """The shares of frames that are verified in their first, second, ... pass, of WHOLE."""
 
     @property
     def mean_percent(self) -> int:
@@ -53,8 +53,8 @@ class Draws:
     STRATA in a row have the shares as they are, in an order without a pattern: it decides which frames are overtaken.
     """
 
-    def __init__(self, settling: Settling, seed: int) -> None:
-        self._below = tuple(accumulate(settling.shares))
+    def __init__(self, verification: VerificationPasses, seed: int) -> None:
+        self._below = tuple(accumulate(verification.shares))
         self._dice = random.Random(seed)
         self._strata: list[int] = []
 
@@ -66,30 +66,30 @@ class Draws:
         return bisect_right(self._below, middle) + 1
 
 
-def estimate(samples: Iterable[SettlingSample], stages: int) -> Settling:
+def estimate(samples: Iterable[VerificationSample], stages: int) -> VerificationPasses:
     """The estimate from frames of one K and tolerance; frames that outlast every sample take K passes."""
     events, leaving = Counter[int](), Counter[int]()
     for sample in samples:
         leaving[sample.passes] += 1
-        events[sample.passes] += sample.settled
+        events[sample.passes] += sample.verified
     at_risk, remain, shares = leaving.total(), WHOLE, []
     for passes in range(1, stages):
         left = remain - remain * events[passes] // at_risk if at_risk else remain
         shares.append(remain - left)
         remain = left
         at_risk -= leaving[passes]
-    return Settling((*shares, remain))
+    return VerificationPasses((*shares, remain))
 
 
-class SettlingModel:
-    """The latest frames of each K and tolerance. A frame has at least one pass and at most K."""
+class VerificationModel:
+    """The estimate from the latest frames of each K and tolerance. A frame has at least one pass and at most K."""
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[int, int], deque[SettlingSample]] = {}
+        self._samples: dict[tuple[int, int], deque[VerificationSample]] = {}
         self._told: dict[tuple[int, int], int] = {}
 
-    def observe(self, samples: Iterable[SettlingSample]) -> bool:
-        """Take frames that left; True when forecasts change, since the mean of some kind is known or another."""
+    def observe(self, samples: Iterable[VerificationSample]) -> bool:
+        """Record frames that left; True when forecasts change, since some mean became known or moved."""
         kinds: set[tuple[int, int]] = set()
         for sample in samples:
             kind = sample.stages, sample.tolerance_bins
@@ -98,7 +98,7 @@ class SettlingModel:
         changed = [self._changed(*kind) for kind in kinds]
         return any(changed)
 
-    def of(self, stages: int, tolerance_bins: int) -> Settling | None:
+    def of(self, stages: int, tolerance_bins: int) -> VerificationPasses | None:
         """The estimate for a K and a tolerance; None before there are enough frames."""
         kept = self._samples.get((stages, tolerance_bins), ())
         return estimate(kept, stages) if len(kept) >= LEAST_SAMPLES else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from hypothesis import strategies as st
 
-from edgeflow.kernels.kv import sees
+from edgeflow.kernels.kv import visibility as visibility
 from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.kv.sees import Sees
-from edgeflow.lab.trials import sees as trials
+from edgeflow.kernels.kv.visibility import Visibility
+from edgeflow.lab.trials import visibility as trials
 
 Places = list[set[int]]
 """Of each row of a span."""
@@ -44,7 +44,7 @@ def tree_of_drafts(span: Span, parents: list[int]) -> Places:
 
 def written_out(ranges: list[tuple[int, int]], bits: int, first: int) -> set[int]:
     """What one row sees, from its ranges and bits."""
-    own = {first + bit for bit in range(sees.TREE_ROWS) if bits >> bit & 1}
+    own = {first + bit for bit in range(visibility.TREE_ROWS) if bits >> bit & 1}
     return {place for start, stop in ranges for place in range(start, stop)} | own
 
 
@@ -53,10 +53,10 @@ def places(span: Span) -> range:
 
 
 @st.composite
-def seen_spans(draw, slots: int, capacity: int) -> tuple[list[Span], list[Sees], Places]:
+def seen_spans(draw, slots: int, capacity: int) -> tuple[list[Span], list[Visibility], Places]:
     """Spans of distinct slots, what their rows see, and the same as sets."""
     spans: list[Span] = []
-    parts: list[Sees] = []
+    parts: list[Visibility] = []
     wanted: Places = []
     for slot in draw(st.permutations(range(slots)))[: draw(st.integers(1, slots))]:
         length = draw(st.one_of(st.just(1), st.integers(1, 12)))
@@ -74,7 +74,7 @@ KINDS = ("causal", "before", "bidirectional_prefix", "window", "bidirectional_su
 
 
 @st.composite
-def of_kind(draw, kind: str, span: Span) -> tuple[Sees, Places]:
+def of_kind(draw, kind: str, span: Span) -> tuple[Visibility, Places]:
     end = span.start + span.length
     if kind == "anything":
         return draw(anything(span))
@@ -87,12 +87,12 @@ def of_kind(draw, kind: str, span: Span) -> tuple[Sees, Places]:
         "tree_of_drafts": st.tuples(st.tuples(*(st.integers(-1, row - 1) for row in range(span.length)))),
     }
     given = draw(arguments[kind])
-    make = getattr(sees if hasattr(sees, kind) else trials, kind)
+    make = getattr(visibility if hasattr(visibility, kind) else trials, kind)
     return make(span, *given), globals()[kind](span, *given)
 
 
 @st.composite
-def anything(draw, span: Span) -> tuple[Sees, Places]:
+def anything(draw, span: Span) -> tuple[Visibility, Places]:
     """Two ranges, in any order and overlapping, and bits, also of later rows; each row sees itself."""
     end = span.start + span.length
     bound = st.tuples(st.integers(0, end), st.integers(0, end))
@@ -100,4 +100,4 @@ def anything(draw, span: Span) -> tuple[Sees, Places]:
     bits = [draw(st.integers(0, 2**span.length - 1)) | 1 << row for row in range(span.length)]
     first = torch.full((span.length,), span.start)
     sets = [written_out(each, bit, span.start) for each, bit in zip(ranges, bits, strict=True)]
-    return Sees(torch.tensor(ranges), torch.tensor(bits), first), sets
+    return Visibility(torch.tensor(ranges), torch.tensor(bits), first), sets
