@@ -1,9 +1,9 @@
-"""The tuner: for each problem of a model the fastest implementation that is right on this machine.
+"""The tuner: for each problem of a model, the fastest correct implementation on this machine.
 
-A candidate is compared with the reference before it is timed, and one that is off is left out. Parameters are searched
-one after the other from their defaults. The implementation that served so far stays unless another is clearly faster,
-so that an overlay holds no noise. A quantised weight gets one implementation for all numbers of rows, since each would
-keep its own copy of it. Weights, keys and values are timed as a pass finds them: in memory, not in a cache.
+A candidate is compared with the reference before it is timed, and wrong ones are left out. Parameters are searched one
+after another from their defaults. The current implementation stays unless another is clearly faster, so that an
+overlay holds no noise. A quantised weight gets one implementation for all numbers of rows, since each would keep its
+own copy of it. Weights, keys and values are timed as in a pass: in memory, not in a cache.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Tuned:
     us: float
     default_us: float
     rejected: tuple[str, ...] = ()
-    """Candidates that could not be taken, and why."""
+    """Candidates that were left out, and why."""
 
     @property
     def share(self) -> float:
-        """The share of the default's time that it takes."""
+        """Its time as a share of the default's."""
         return self.us / self.default_us
 
 
@@ -66,7 +66,9 @@ class _PreparedTrial:
     ring: Sequence[Problem]
 
     def call(self, function: Callable[..., Any]) -> Callable[[], Any]:
-        """The function on the next operands of the ring each time; what it makes of weights is made for each."""
+        """The function on the next operands of the ring each time; whatever it derives from weights is derived for
+        each.
+        """
         return rotating([problem.given_to(function) for problem in self.ring])
 
 
