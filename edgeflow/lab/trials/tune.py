@@ -81,11 +81,11 @@ class Tuner:
     device: torch.device
     dtype: torch.dtype
     samples: int = 15
-    """Samples per candidate, the median of which counts."""
+    """Samples per candidate; their median counts."""
     clock: Seconds = time.perf_counter
-    """The clock of a CPU."""
+    """The clock for a CPU."""
     cache_bytes: int = 0
-    """The cache that weights must not stay in; 0: the device's own."""
+    """The cache that must not hold the weights; 0: the device's."""
 
     def key(self, case: TrialCase) -> OperatorKey:
         """The context of a case on this machine."""
@@ -103,9 +103,9 @@ class Tuner:
 
     @torch.inference_mode()
     def tune_together(self, cases: Sequence[TrialCase]) -> list[Tuned]:
-        """Search all candidates of cases that one implementation must serve, each with its own parameters.
+        """Search all candidates for cases that one implementation must serve, each with its own parameters.
 
-        The one with the least mean share of the default's times is taken, if it makes none of them more than 10 %
+        The one with the smallest mean time relative to the defaults wins, unless it makes a case more than 10 %
         slower.
         """
         keys, trials = [self.key(case) for case in cases], [self._trial(case) for case in cases]
@@ -172,8 +172,9 @@ class Tuner:
         return _PreparedTrial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
 
     def _candidates(self, keys: Sequence[OperatorKey]) -> Iterator[Implementation]:
-        """All that may run in each of these contexts, without the reference, which is written to be read; on CUDA,
-        those that a graph can replay."""
+        """All implementations that can run in each of these contexts, without the reference, which is written for
+        readers; on CUDA, only those that a graph can replay.
+        """
         first = keys[0]
         for impl_id in self.table.candidates(first.op_name, first.kv, first.weight):
             candidate = self.table.implementation(first.op_name, impl_id, first.kv)
@@ -183,7 +184,7 @@ class Tuner:
                 yield candidate
 
     def _search_all(self, trials: Sequence[_PreparedTrial], implementation: Implementation) -> tuple[list[Params], str]:
-        """`_search` for each trial, up to the first complaint."""
+        """`_search` for each trial, up to the first failure."""
         found: list[Params] = []
         for trial in trials:
             params, complaint = self._search(trial, implementation)
@@ -193,7 +194,7 @@ class Tuner:
         return found, ""
 
     def _search(self, trial: _PreparedTrial, implementation: Implementation) -> tuple[Params, str]:
-        """The fastest parameters, one parameter after the other; or why not even the defaults will do."""
+        """The fastest parameters, one parameter after another; or the reason why even the defaults fail."""
         complaint = self._compare(trial, implementation, {})
         if complaint:
             return {}, complaint
@@ -213,10 +214,10 @@ class Tuner:
         return best, ""
 
     def _compare(self, trial: _PreparedTrial, implementation: Implementation, params: Params) -> str:
-        """Compare with the expected result: the complaint if a candidate deviates or does not run, otherwise ""."""
+        """Compare with the expected result: the reason if a candidate deviates or does not run, otherwise ""."""
         try:
             off = trial.expected.deviation(partial(implementation.load(), **params))
-        except Exception as error:  # whatever a compiler or a device says, another candidate serves
+        except Exception as error:  # any error of a compiler or a device excludes only this candidate
             return f"does not run ({type(error).__name__})"
         allowed = tolerance(trial.case, self.dtype, implementation.weight, implementation.deviation)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"
