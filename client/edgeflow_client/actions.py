@@ -82,7 +82,7 @@ class Target:
     speed: float = 1.0
     """The share of full speed to move at; 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
-    """settled, tolerance_bins and max_passes are those of the action."""
+    """`settled`, `tolerance_bins` and `max_passes` are those of the action."""
     tolerance_bins: int = 0
     max_passes: int = 0
     step: int = 0
