@@ -25,7 +25,7 @@ class BadBody:
 
     make: Callable[[Body, random.Random], bytes]
     field: str
-    """What the rejection names."""
+    """The name in the rejection."""
 
 
 def _plain(change: Callable[[Body, random.Random], Any], field: str) -> BadBody:

@@ -28,7 +28,7 @@ class BadMessage:
 
     make: Callable[[Observation, random.Random], Message]
     field: str
-    """What the rejection names."""
+    """The name in the rejection."""
     closes: int = 0
     """The code with which the connection may end; 0 = never."""
 
