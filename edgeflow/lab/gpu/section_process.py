@@ -59,10 +59,10 @@ FUNCTIONS: dict[str, Callable[[SectionSetting], Found]] = {
 
 
 def run(order: Order, result: Path) -> Found:
-    """Run a section and keep what it found in `result`.
+    """Run a section and save its findings in `result`.
 
-    Its status is ok, partial (its time did not suffice, LEFT_OUT names the rest), failed or skipped (`error` says why);
-    until it has ended it is running.
+    Its status is running until it has ended; then ok, partial (not enough time; LEFT_OUT names the rest), failed or
+    skipped (`error` says why).
     """
     started = monotonic()
 

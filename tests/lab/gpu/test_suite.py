@@ -295,5 +295,5 @@ def test_the_suite_starts_with_the_standard_library_alone():
 
 
 def test_sections_start_without_what_a_service_needs():
-    result = started_without([*OF_A_SERVICE, "transformers"], "child")
+    result = started_without([*OF_A_SERVICE, "transformers"], "section_process")
     assert result.returncode == 0, result.stderr
