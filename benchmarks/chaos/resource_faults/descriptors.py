@@ -49,7 +49,7 @@ class Prober:
 
     port: int
     ready: list[tuple[float, float]] = field(default_factory=list)
-    """Wall times of question and answer where it was."""
+    """Wall times of question and answer for each answer that said ready."""
     asked: int = 0
     unanswered: int = 0
 
@@ -88,7 +88,7 @@ def descriptors(setting: FaultOptions) -> list[BoundedFigure]:
 
 
 def _killed(patient: Patient, patience_s: float) -> float:
-    """Seconds until the robot acts again, once there is a reserve or none is to be expected."""
+    """Seconds until the robot acts again; the worker is killed once there is a reserve or none is expected."""
     with contextlib.suppress(TimeoutError):
         patient.service.wait_idle_reserve(patience_s)
     return patient.killed_now()

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: a full disk, a pipe whose reader is gone, one that nobody reads."""
+"""Outputs that cannot be written: a full disk, a pipe without a reader, and one that is not read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def closed_pipe(setting: FaultOptions) -> list[BoundedFigure]:
 
 
 def blocked_pipe(setting: FaultOptions) -> list[BoundedFigure]:
-    """Nobody reads either output; the last workers are killed after --blocked-s."""
+    """Neither output is read; the last workers are killed after --blocked-s."""
     pause_s = setting.blocked_s / setting.trials
     rows = _case(setting, "blocked-pipe", pipe(closed=False), both=True, pause_s=pause_s)
     return [BoundedFigure("blocked for, at least", setting.blocked_s, "s"), *rows]

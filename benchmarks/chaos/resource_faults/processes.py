@@ -17,7 +17,7 @@ from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import START_S, Surroundings
 
 LACKING_S = 3.0
-LONGEST_PAUSE_S = 3.2  # between two attempts of the supervisor after so long (0.2 s, doubled with each)
+LONGEST_PAUSE_S = 3.2  # while the supervisor waits between two attempts for this long (0.2 s, doubled each time)
 NOBODY = 65534
 CAPABILITIES = "+dac_override,+dac_read_search"  # the files may be root's
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps=-all,{CAPABILITIES}")

@@ -135,7 +135,7 @@ def _chat_is_answered(patient: Patient) -> bool:
 
 
 def _control(patient: Patient) -> list[BoundedFigure]:
-    """Suspend control, too shortly for anybody to replace it; the robot holds and goes on with the same worker."""
+    """Suspend control, too briefly for it to be replaced; the robot holds and continues with the same worker."""
     patient.steady()
     worker = patient.service.worker()
     at_ns = time.monotonic_ns()

@@ -118,10 +118,10 @@ def verify_kv(
     model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
-    modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
+    modes, mode = Ways(model, kv_format).all(), f"{kv_format.name} KV"
     bounds = KV_BOUNDS[kv_format.name]
-    results = _forced_errors(cases, Ways(model, DENSE), Ways(model, kv_format), told, bounds)
-    results.append((told, _memory(model, kv_format)))
+    results = _forced_errors(cases, Ways(model, DENSE), Ways(model, kv_format), mode, bounds)
+    results.append((mode, _memory(model, kv_format)))
     alone = modes["alone"](asked)
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)

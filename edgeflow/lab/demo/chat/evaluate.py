@@ -99,11 +99,11 @@ def held_out_dialogs(questions: int, seed: str = HELD_OUT_SEED) -> Iterator[Dial
 
 def grade(answer: Callable[[list[dict[str, str]]], str], dialog: Dialog) -> Iterator[Graded]:
     """Ask all turns in order; the conversation continues from the answers that the model gave."""
-    said: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
     for index, turn in enumerate(dialog.turns):
-        said.append({"role": "user", "content": dialog.asked(index)})
-        given = answer(said)
-        said.append({"role": "assistant", "content": given})
+        messages.append({"role": "user", "content": dialog.asked(index)})
+        given = answer(messages)
+        messages.append({"role": "assistant", "content": given})
         yield Graded(turn.topic, dialog.asked(index), turn.answer, given)
 
 

@@ -85,7 +85,7 @@ def drafts(setting: SectionSetting) -> Found:
             continue
         for row in _Way(setting, model, sizes, kind).rows():
             rows.append({"drafts": way, **row, "against none": row["tokens/s"] / (rows or [row])[0]["tokens/s"]})
-            setting.tell(found)
+            setting.publish(found)
         setting.release()
     return found
 

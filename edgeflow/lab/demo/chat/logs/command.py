@@ -72,13 +72,13 @@ def _show(result: LogReport) -> None:
     )
     cells = result.cells()
     for kind in KINDS:
-        table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in EvidencePlace))
+        table.add_row(kind, *(_text(cells.get((kind, place), Count())) for place in EvidencePlace))
     table_console().print(table)
     for name, asked in (("summary", True), ("look-up", False)):
-        print(f"{name} questions: {_told(result.summary(asked=asked))}")
+        print(f"{name} questions: {_text(result.summary(asked=asked))}")
     right = sum(each.right for each in result.graded)
     print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
 
 
-def _told(count: Count) -> str:
+def _text(count: Count) -> str:
     return f"{count.right} of {count.asked}" if count.asked else ""
