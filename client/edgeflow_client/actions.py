@@ -82,9 +82,11 @@ class Target:
     speed: float = 1.0
     """The share of full speed to move at; 1 unless `Aging.slow_from_s` is set."""
     settled: int = 0
-    """settled, tolerance_bins and max_passes are those of the action."""
+    """Leading tokens that are verified, as in Action."""
     tolerance_bins: int = 0
+    """As in Action."""
     max_passes: int = 0
+    """As in Action."""
     step: int = 0
     """The row of the chunk."""
     step_age_s: float = 0.0

@@ -43,7 +43,9 @@ _log = logging.getLogger("edgeflow_client")
 class RobotClient:
     """A session with the service, as a context manager. It reconnects by itself until it is closed.
 
+    - address: host:port of the service.
     - cameras, state: the images and state vectors of every frame.
+    - instruction: the robot's task; `push` and `reset` may change it.
     - control_period_s: time between calls of `push`.
     - mode: None = the service's default, Mode.AUTO unless configured otherwise. `opened.mode` is the mode in effect.
     - depth: pipeline depth, with Mode.DEPTH.
@@ -54,15 +56,18 @@ class RobotClient:
     - max_action_age_s: an action is not executed once its frame is older. Mode.AUTO plans for it. None = the limit in
       each action, which is its validity plus the session's forecast latency; math.inf = no limit in the robot. With
       both, the service keeps its own limit.
+    - model, unnorm_key: a policy by name, and its action statistics; by default the only ones.
+    - open_timeout_s: how long to wait for the session.
+    - clock: for tests.
     - resume_within_s: a longer interruption needs `reset`. More than 2 s applies only after the service reported the
       loss of its worker (WORKER_LOST) on the same stream; any other silence needs `reset` after 2 s. STOP, and a fault
       of the service (reason FAULT), always need `reset`.
     - on_action: called in its own thread with every new directive, including HOLD and STOP. A slow callback misses
       directives but delays nothing.
     - credentials: for a service with TLS or tokens; None = the token in EDGEFLOW_TOKEN, if set.
-    - aging: how targets allow for the age of their actions (docs/robot.md); None = a bounded look-ahead if actions are
-      known to stand for one control step.
-    - blending: what is executed while chunks of several actions overlap (docs/robot.md).
+    - aging: how targets allow for the age of their actions (docs/robots/latency.md); None = a bounded look-ahead if
+      actions are known to stand for one control step.
+    - blending: what is executed while chunks of several actions overlap (docs/robots/chunks.md).
     - rtc: answers continue the chunk in execution (real-time chunking); None = if service and policy can, True =
       reject a service or policy that cannot.
     - max_distance_m: the largest distance of a pose passed to `push` from the origin, and the largest motion of the
@@ -190,12 +195,12 @@ class RobotClient:
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
-        - images: images by camera name, or the image itself if the session has one camera.
-        - pose: pose of the tool at capture, in the base's frame. Actions that displace the tool are anchored to it.
-        - instruction: a new instruction from this frame on.
-        - captured_ns: capture time on the client's clock, from which ages and age limits count; by default now minus
-          `Aging.camera_offset_s`.
-        - state: vectors by name, or all their values in order as proprio.
+        images: images by camera name, or the image itself if the session has one camera.
+        pose: pose of the tool at capture, in the base's frame. Actions that displace the tool are anchored to it.
+        instruction: a new instruction from this frame on.
+        captured_ns: capture time on the client's clock, from which ages and age limits count; by default now minus
+        `Aging.camera_offset_s`.
+        state: vectors by name, or all their values in order as proprio.
 
         Raises InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m, or
         captured_ns is not within the last 60 s, and the service's error if it rejected the session after a lost stream.

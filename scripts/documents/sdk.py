@@ -81,11 +81,11 @@ def page() -> str:
 
 
 def split(text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """The prose of a docstring, and the meaning of each name that it glosses (`name, name: meaning.`)."""
+    """The prose of a docstring, and the meaning of each name that it glosses (`name, name: meaning`, also listed)."""
     name = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
     if not name:
         return text, {}
-    heads = list(re.finditer(rf"(?:^|(?<=[.:)]\s))((?:{name})(?:, (?:{name}))*): ", text, re.MULTILINE))
+    heads = list(re.finditer(rf"(?:^(?:- )?|(?<=[.:)]\s))((?:{name})(?:, (?:{name}))*): ", text, re.MULTILINE))
     if not heads:
         return text, {}
     raised = re.compile(r"\sRaises\s").search(text, heads[-1].end())

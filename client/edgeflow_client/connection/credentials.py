@@ -31,8 +31,9 @@ class Credentials:
     ca: Path | None = None
     """CA certificates (PEM) to verify the service with; None = the default roots."""
     cert: Path | None = None
+    """The client's own certificate (PEM), for mutual TLS."""
     key: Path | None = None
-    """cert and key: the client's own, for mutual TLS."""
+    """The key of `cert`."""
     token: str = field(default="", repr=False)
     """The token of the principal. Files are read at every connect, so that they may be replaced."""
 

@@ -62,10 +62,9 @@ class SessionSettings:
     depth: int = 0
     """Pipeline depth, only with Mode.DEPTH."""
     tolerance_bins: int = 0
+    """Bins by which a verified token may differ from its draft, only with Mode.SPECULATIVE."""
     max_passes: int = 0
-    """tolerance_bins and max_passes, only with Mode.SPECULATIVE: bins by which a token may differ from its draft, and
-    the most passes of a frame.
-    """
+    """The most passes of a frame, only with Mode.SPECULATIVE."""
     state: tuple[StateSpec, ...] = ()
     """The vectors of every frame."""
     chunks: bool = True
@@ -95,13 +94,13 @@ class Opened:
     depth: int = 0
     """Pipeline depth; 0 if frames draft their tokens."""
     predicted_fps: float = 0.0
+    """Actions per second at the declared control period; 0 = unknown."""
     predicted_age_s: float = 0.0
-    """predicted_fps and predicted_age_s: actions per second and mean latency at the declared control period; 0 =
-    unknown.
-    """
+    """Mean latency at the declared control period; 0 = unknown."""
     tolerance_bins: int = 0
+    """Bins by which a verified token may differ from its draft, as served."""
     max_passes: int = 0
-    """tolerance_bins and max_passes as served; max_passes is 0 if frames do not draft their tokens."""
+    """The most passes of a frame, as served; 0 if frames do not draft their tokens."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
 
