@@ -176,7 +176,7 @@ def _ask(
 def _gains(rows: Sequence[SystemScores], cells: Sequence[QuestionCell]) -> Iterator[tuple[QuestionCell, ScoreGain]]:
     by_name = {row.name: row.scores for row in rows}
     for cell in cells:
-        if cell.decides:
+        if cell.is_decisive:
             yield cell, gain(by_name[TRAINED][cell], by_name[WINDOW][cell])
 
 

@@ -62,7 +62,7 @@ class QuestionCell:
         return f"{'summary' if self.summary else 'look-up'}, {self.where}"
 
     @property
-    def decides(self) -> bool:
+    def is_decisive(self) -> bool:
         """True where a memory is to be better than sink and window."""
         return self.summary and self.where is Where.COMPRESSED
 

@@ -119,7 +119,7 @@ class Column:
 
 def columns_of(cells: Sequence[QuestionCell]) -> list[Column]:
     """Columns of the cells of a band; what decides is also given by family."""
-    return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.decides else ("",))]
+    return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.is_decisive else ("",))]
 
 
 def exact_table(rows: Sequence[SystemScores], band: Band, cells: Sequence[QuestionCell]) -> Table:

@@ -68,7 +68,7 @@ def test_stalls_have_every_length():
     assert all(low <= length <= high for low, length, high in zip(edges, lengths, edges[1:], strict=False))
 
 
-def test_an_unknown_scenario_is_refused():
+def test_an_unknown_scenario_is_rejected():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.chaos", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -76,7 +76,7 @@ def test_an_unknown_scenario_is_refused():
     assert "client-kill" in done.stdout
 
 
-def test_an_unknown_case_of_a_scenario_is_refused():
+def test_an_unknown_case_of_a_scenario_is_rejected():
     command = [sys.executable, "-m", "benchmarks.chaos", "resources", "--only", "full-disk,nothing"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.resource_faults.killable_service import FaultOptions, Patient, compared
+from benchmarks.chaos.resource_faults.killable_service import FaultOptions, KillableService, compared
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import Surroundings
 
@@ -48,9 +48,9 @@ def _case(
 ) -> list[BoundedFigure]:
     with opened as outlet:
         around = Surroundings(errors=outlet.descriptor, output=outlet.descriptor if both else None)
-        with Patient() as well, Patient(around) as ill:
+        with KillableService() as healthy, KillableService(around) as faulty:
             outlet.spoil()
-            return compared(setting, name, ill, well, lambda: time.sleep(pause_s))
+            return compared(setting, name, faulty, healthy, lambda: time.sleep(pause_s))
 
 
 @contextmanager
