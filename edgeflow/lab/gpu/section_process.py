@@ -73,11 +73,11 @@ def run(order: Order, result: Path) -> Found:
         draft.replace(result)
         return kept
 
-    def tell(found: Found) -> None:
+    def publish(found: Found) -> None:
         keep("running", found=found)
 
     try:
-        found = FUNCTIONS[order.section](SectionSetting.of(order, tell))
+        found = FUNCTIONS[order.section](SectionSetting.of(order, publish))
         return keep("partial" if found.get(LEFT_OUT) else "ok", found=found)
     except SkipError as error:
         return keep("skipped", error=str(error))

@@ -35,7 +35,7 @@ class SectionSetting:
     """When the section should stop, in monotonic seconds."""
     out: Path
     """The suite's folder."""
-    tell: Callable[[Found], None]
+    publish: Callable[[Found], None]
     """Saves the findings so far; they remain if the section is interrupted."""
     measured: Ceilings | None
     """The device's ceilings, if known."""
@@ -43,7 +43,7 @@ class SectionSetting:
     """Folder of recorded checkpoints."""
 
     @classmethod
-    def of(cls, order: Order, tell: Callable[[Found], None]) -> SectionSetting:
+    def of(cls, order: Order, publish: Callable[[Found], None]) -> SectionSetting:
         """The setting that an order describes."""
         device = torch.device(order.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -55,7 +55,7 @@ class SectionSetting:
             frames=order.frames,
             ends=order.ends - CLOSING_S,
             out=Path(order.out),
-            tell=tell,
+            publish=publish,
             measured=measured,
             bundles=Path(order.bundles) if order.bundles else None,
         )

@@ -94,7 +94,7 @@ def _token_table(report: CosimReport) -> FoldingTable:
         head = f"{time.head.microseconds / 1e3:.2f}" if time.head else "none"
         layers = f"{time.layers * time.layer_microseconds / 1e3:.2f}"
         rates = f"{time.rate:.2f}", f"{time.rate_in_turn:.2f}"
-        paper = f"{time.placement.paper:.2f}" if time.placement.paper and report.is_papers else ""
+        paper = f"{time.placement.paper:.2f}" if time.placement.paper and report.is_paper_network else ""
         shares = "\n".join(f"{limit} {100 * share:.1f} %" for limit, share in time.shares().items())
         table.add_row(time.placement.name, layers, head, f"{time.milliseconds:.2f}", *rates, paper, shares)
     return table

@@ -37,7 +37,7 @@ BACKENDS = (ACCELERATED, REFERENCE, EXACT)
 CPU = torch.device("cpu")
 
 
-class Accelerated:
+class AcceleratedProduct:
     """The accelerator's sums; the processing system adds the bias."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
@@ -54,7 +54,7 @@ class Accelerated:
         return self._weight.nbytes
 
 
-class Exact:
+class ExactProduct:
     """A product with the weight in float32, not rounded to float16: the accelerator's computation in another order."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
@@ -71,7 +71,7 @@ class Exact:
 
 def hybrid_table(backend: str = ACCELERATED) -> OperatorTable:
     """A table in which one of BACKENDS serves every linear in 4 bits on a CPU. Everything else is selected as usual."""
-    own = (_implementation(ACCELERATED, Accelerated), _implementation(EXACT, Exact))
+    own = (_implementation(ACCELERATED, AcceleratedProduct), _implementation(EXACT, ExactProduct))
     entries = (
         TableEntry(
             OperatorKey(op_name="linear", hw_profile="cpu", stage=stage, weight=AWQ), backend, origin="co-simulation"

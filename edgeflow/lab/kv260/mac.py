@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unpacked:
+class UnpackedMacros:
     """The output of the unpacking unit."""
 
     integers: NDArray[np.int8]
@@ -40,7 +40,7 @@ class Unpacked:
         return self.integers.nbytes + self.scales.nbytes
 
 
-def unpack_unit(macros: Words) -> Unpacked:
+def unpack_unit(macros: Words) -> UnpackedMacros:
     """Integers and scales of macros [B, E/G, 8 + G], of N = 8 B outputs."""
     blocks, groups, words = macros.shape
     halves = np.ascontiguousarray(macros[..., :SCALE_WORDS]).view(np.float16)  # [B, E/G, 8]
@@ -48,10 +48,10 @@ def unpack_unit(macros: Words) -> Unpacked:
     zeros = _nibbles(macros[..., SCALE_WORDS])  # [B, E/G, 8]
     weights = _nibbles(macros[..., HEAD_WORDS:])  # [B, E/G, G, 8]
     integers = (weights - zeros[:, :, None]).transpose(1, 2, 0, 3)
-    return Unpacked(integers.reshape(groups * (words - HEAD_WORDS), blocks * OUTPUTS), scales)
+    return UnpackedMacros(integers.reshape(groups * (words - HEAD_WORDS), blocks * OUTPUTS), scales)
 
 
-def sums(weight: Unpacked, x: Floats) -> Floats:
+def sums(weight: UnpackedMacros, x: Floats) -> Floats:
     """[m, N]: the accelerator's sums for the rows of x, float32 [m, E]."""
     (inputs, outputs), group = weight.integers.shape, weight.integers.shape[0] // weight.scales.shape[0]
     accumulated = np.zeros((x.shape[0], outputs), np.float32)

@@ -93,7 +93,7 @@ class CosimReport:
     """None if no prompt was given."""
 
     @property
-    def is_papers(self) -> bool:
+    def is_paper_network(self) -> bool:
         """True for the paper's network, the only one its figures are for."""
         return self.subject.config == PUBLISHED[PAPER_MODEL]
 
@@ -128,7 +128,7 @@ class CosimReport:
             f"the output projection ({output:.0f} µs per layer); "
             f"with it the share is {100 * (macs + output) / total:.2f} %."
         )
-        if not self.is_papers:
+        if not self.is_paper_network:
             return [left_out, "Times of the A53s are Table I's, scaled by the sizes of this network."]
         bare, headed, *_ = self.times
         like, unlike = (
@@ -152,7 +152,9 @@ class CosimReport:
             "bytes": {**asdict(self.sizes), "second_head": self.second_head},
             "memory": {**asdict(self.memory), "total": self.memory.total, "positions": positions(self.subject.config)},
             "reduction": 1 - self.sizes.autoawq / self.sizes.fp16,
-            "placements": [_placement(time, time.placement.paper if self.is_papers else None) for time in self.times],
+            "placements": [
+                _placement(time, time.placement.paper if self.is_paper_network else None) for time in self.times
+            ],
             "notes": self.notes,
             "constants": {name: asdict(constant) for name, constant in constants.ALL.items()},
             "run": None if self.run is None else {**asdict(self.run), "equal": self.run.equal},

@@ -92,13 +92,13 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Mapping[str, str]) -> list[str]:
     """The differences between a state and a run, in words. A state without a length matches any."""
-    told = {"of_steps": settings["of_steps"], **facts}
+    stated = {"of_steps": settings["of_steps"], **facts}
     others = [
-        f"{'steps' if name == 'of_steps' else name} is {value}, was {told.get(name, 'not stated')}"
+        f"{'steps' if name == 'of_steps' else name} is {value}, was {stated.get(name, 'not stated')}"
         for name, value in settings.items()
-        if told.get(name) != value
+        if stated.get(name) != value
     ]
-    return others + [f"{name} is not what it was" for name, value in contents.items() if told.get(name) != value]
+    return others + [f"{name} is not what it was" for name, value in contents.items() if stated.get(name) != value]
 
 
 def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:

@@ -81,7 +81,7 @@ def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overl
 def refusals(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[str]:
     """The reasons why the service would reject this table: quantised weights with several implementations."""
     weights = [together[0] for together in _of_one_weight(model_cases(shape)) if _is_quantised(together[0].weight)]
-    return [told for case in weights if (told := _refusal(table, shape, case, hardware, dtype))]
+    return [reason for case in weights if (reason := _refusal(table, shape, case, hardware, dtype))]
 
 
 def _refusal(table: OperatorTable, shape: ModelShape, case: TrialCase, hardware: Hardware, dtype: torch.dtype) -> str:

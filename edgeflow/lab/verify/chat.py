@@ -26,7 +26,7 @@ from edgeflow.kernels.linear import Reference
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.chat_bundle import ChatCase, read_chat_bundle
-from edgeflow.lab.verify.chat_modes import PromptCase, Ways
+from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     KV_BOUNDS,
@@ -90,8 +90,8 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
     if quantised:
         results += check_linears(directory, device)
         served = load_chat_model(directory, choose_dtype("auto", device), device)
-        results += _forced_errors(cases, Ways(model), Ways(served), "as served", SERVED_BOUNDS)
-    progress("prompts", 0, len(Ways(model).all()) + 1)
+        results += _forced_errors(cases, ChatModes(model), ChatModes(served), "as served", SERVED_BOUNDS)
+    progress("prompts", 0, len(ChatModes(model).all()) + 1)
     with torch.inference_mode():
         for case in cases:
             results += [("prompt", result) for result in _check_prompt(case, model)]
@@ -99,7 +99,7 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
 
 
 def _checked_answers(cases: Sequence[_ChatCase], model: ChatModel, progress: Progress) -> Results:
-    answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
+    answered, modes = [case for case in cases if case.recorded.greedy_ids], ChatModes(model).all()
     results = []
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
@@ -118,10 +118,10 @@ def verify_kv(
     model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
-    modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
+    modes, mode = ChatModes(model, kv_format).all(), f"{kv_format.name} KV"
     bounds = KV_BOUNDS[kv_format.name]
-    results = _forced_errors(cases, Ways(model, DENSE), Ways(model, kv_format), told, bounds)
-    results.append((told, _memory(model, kv_format)))
+    results = _forced_errors(cases, ChatModes(model, DENSE), ChatModes(model, kv_format), mode, bounds)
+    results.append((mode, _memory(model, kv_format)))
     alone = modes["alone"](asked)
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
@@ -135,10 +135,12 @@ def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds, devi
     """The cost of weights and rows in another precision: recorded answers predicted in it, compared with float32."""
     table = operator_table(None, weights, device, torch.float32)
     model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
-    return _forced_errors(_prepared_cases(directory, model), Ways(model), Ways(other), weights, bounds)
+    return _forced_errors(_prepared_cases(directory, model), ChatModes(model), ChatModes(other), weights, bounds)
 
 
-def _forced_errors(cases: Sequence[_ChatCase], exact: Ways, found: Ways, mode: str, bounds: LogitBounds) -> Results:
+def _forced_errors(
+    cases: Sequence[_ChatCase], exact: ChatModes, found: ChatModes, mode: str, bounds: LogitBounds
+) -> Results:
     """The logits of recorded answers from one model compared with those from another."""
     results: Results = []
     for case in cases:
@@ -149,12 +151,12 @@ def _forced_errors(cases: Sequence[_ChatCase], exact: Ways, found: Ways, mode: s
 
 
 @torch.inference_mode()
-def _forced(case: _ChatCase, ways: Ways) -> Tensor:
+def _forced(case: _ChatCase, ways: ChatModes) -> Tensor:
     """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
     return _all_logits(case, ways)[len(case.prompt) - 1 :]
 
 
-def _all_logits(case: _ChatCase, ways: Ways) -> Tensor:
+def _all_logits(case: _ChatCase, ways: ChatModes) -> Tensor:
     """Logits of every row of the prompt and of the recorded answer but its last token."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
@@ -168,7 +170,7 @@ def _all_logits(case: _ChatCase, ways: Ways) -> Tensor:
 def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
     """Bytes per position of a slot with default settings, including scales and everything a slot has once."""
     capacity = min(CAPACITY, model.config.max_position_embeddings)
-    exact, found = (Ways(model, each).kv(1, capacity).nbytes / capacity for each in (DENSE, kv_format))
+    exact, found = (ChatModes(model, each).kv(1, capacity).nbytes / capacity for each in (DENSE, kv_format))
     return CheckResult("all", f"bytes per position, {found:.5g} for {exact:.5g}", found / exact, 1)
 
 
@@ -214,7 +216,7 @@ def _check_forward(case: _ChatCase, model: ChatModel) -> Iterator[CheckResult]:
         yield check_best(case.name, "best ids", logits, best[:, None])
     yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
     if "all_logits" in case.recorded.tensors:
-        every = _all_logits(case, Ways(model))
+        every = _all_logits(case, ChatModes(model))
         yield from _checked(case, "logits of prompt and answer", "all_logits", every, FEATURE_TOLERANCE)
 
 

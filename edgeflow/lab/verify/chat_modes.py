@@ -39,7 +39,7 @@ Answer = tuple[list[int], list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
+class ChatModes:
     """Runs a model in each mode."""
 
     model: ChatModel

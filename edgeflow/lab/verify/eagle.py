@@ -58,18 +58,18 @@ def verify_eagle(directory: Path, progress: Progress = silent, device: torch.dev
     return results
 
 
-def prepare(directory: Path, device: torch.device = CPU) -> tuple[EagleBundle, EagleWays]:
+def prepare(directory: Path, device: torch.device = CPU) -> tuple[EagleBundle, EagleChecks]:
     """Read a bundle and its checkpoints; CheckpointError or ConfigError if they are broken or do not fit."""
     base = read_published(directory / BASE).text
     config = read_eagle3(directory / HEAD, base)
     bundle = read_eagle_bundle(directory, base, config)
     model = load_chat_model(directory / BASE, torch.float32, device, text=False)
     head = Eagle3Head.read(directory / HEAD, config, model.decoder, torch.float32, device)
-    return bundle, EagleWays(model, head, bundle)
+    return bundle, EagleChecks(model, head, bundle)
 
 
 @dataclass(frozen=True, slots=True)
-class EagleWays:
+class EagleChecks:
     """The checks for each way of running the cases of a bundle."""
 
     model: ChatModel
@@ -125,13 +125,13 @@ class EagleWays:
 
         chunk: rows of the prompt per pass.
         """
-        notes = Notes()
+        notes = DrafterNotes()
         engine = self._engine(case, NotedEagle(self._trees, notes))
         return run_noted(engine, notes, case, self._noted(case, engine), chunk)
 
     def _behind_prefix(self, case: EagleCase, slot: int) -> EagleRun:
         """Compute half of the prompt once in slot 0, then run the case twice, after it or after a copy of it."""
-        notes, prompt = Notes(), self.model.prompt(case.prompt)
+        notes, prompt = DrafterNotes(), self.model.prompt(case.prompt)
         engine = self._engine(case, NotedEagle(self._trees, notes), slots=2)
         prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 0)
         for _ in prefix.compute(engine, WHOLE):
@@ -217,7 +217,7 @@ class FoundTree:
 
 
 @dataclass(slots=True, eq=False)
-class Notes:
+class DrafterNotes:
     """The rows that the drafter of an engine read, and the trees that it grew, for one request after another."""
 
     reads: list[ReadRows] = field(default_factory=list)
@@ -245,7 +245,7 @@ class NotedEagle:
     """Drafts of a head, with notes. A `DraftKind`."""
 
     kind: Eagle
-    notes: Notes
+    notes: DrafterNotes
 
     @property
     def name(self) -> str:
@@ -264,7 +264,7 @@ class NotedEagle:
 
 
 class _NotingDrafter:
-    def __init__(self, drafter: Drafter, state: SlotState, notes: Notes) -> None:
+    def __init__(self, drafter: Drafter, state: SlotState, notes: DrafterNotes) -> None:
         self._drafter = drafter
         self._state = state
         self._notes = notes
@@ -313,7 +313,7 @@ class EagleRun:
     """Features by place."""
 
 
-def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:
+def run_noted(engine: ChatEngine, notes: DrafterNotes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:
     """Run all recorded verifications, and more if these give fewer tokens.
 
     chunk: rows of the prompt per pass. notes: of the engine, for this request and the prefix before it.

@@ -21,7 +21,7 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole_texts import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole_texts
 from edgeflow.lab.verify.bundle import BundleEntry
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Progress, Results, silent
 from edgeflow.lab.verify.gate_bundle import (
@@ -187,7 +187,7 @@ def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
 def _at_once(ids: Sequence[int], base: PlainBase, gate: MemoryGate) -> dict[str, Tensor]:
     """The tensors of a text's last pass that a bundle may hold."""
     segments = gate.rules.segments(len(ids))
-    found = run_whole(base, gate, torch.tensor([ids], device=base.norm.device), segments, watch=True)
+    found = run_whole_texts(base, gate, torch.tensor([ids], device=base.norm.device), segments, watch=True)
     if not segments:
         return {"hidden": found.plain[0]}
     rest = len(ids) - gate.rules.sink - segments * gate.rules.segment

@@ -46,7 +46,7 @@ def chat(setting: SectionSetting) -> Found:
         started = monotonic()
         for row in _rows(setting, name):
             rows.append(row)
-            setting.tell(found)
+            setting.publish(found)
         setting.release()
         last_s = monotonic() - started
     return found

@@ -85,7 +85,7 @@ def drafts(setting: SectionSetting) -> Found:
             continue
         for row in _Way(setting, model, sizes, kind).rows():
             rows.append({"drafts": way, **row, "against none": row["tokens/s"] / (rows or [row])[0]["tokens/s"]})
-            setting.tell(found)
+            setting.publish(found)
         setting.release()
     return found
 
@@ -104,7 +104,7 @@ class _Way:
         places = sizes.prompt + sizes.tokens + most
         self._answer = torch.zeros(places + most, dtype=torch.long, device=model.device)
         self._settled = torch.ones((), dtype=torch.long, device=model.device)
-        imposed = None if kind is None else Imposed(kind, self._answer, self._settled, model.config.vocab_size)
+        imposed = None if kind is None else ImposedDrafts(kind, self._answer, self._settled, model.config.vocab_size)
         kv = model.decoder.kv_slots(1 + setting.graphs, places)
         self._engine = ChatEngine(model, kv, drafts=imposed, chunk=sizes.prompt, graphs=setting.graphs)
         self._engine.row_permille = 0  # every tree is verified
@@ -156,7 +156,7 @@ class _Way:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Imposed:
+class ImposedDrafts:
     """The kind `within`, with its drafts replaced."""
 
     within: DraftKind
@@ -188,7 +188,7 @@ class Imposed:
 class _ImposedDrafter:
     """Runs the drafter `within`, then overwrites its drafts."""
 
-    def __init__(self, kind: Imposed, within: Drafter, state: SlotState) -> None:
+    def __init__(self, kind: ImposedDrafts, within: Drafter, state: SlotState) -> None:
         self._kind = kind
         self._within = within
         self._state = state

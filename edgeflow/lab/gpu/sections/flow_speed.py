@@ -40,7 +40,7 @@ def flow_policies(setting: SectionSetting) -> Found:
         engine = flow_engine_of(shape, setting, max(ROBOTS))
         for row in _rows(setting, shape, engine, found):
             found["policies"].append({"policy": shape.name, "rows of a prefix": shape.prefix, **row})
-            setting.tell(found)
+            setting.publish(found)
         del engine
         setting.release()
     return found

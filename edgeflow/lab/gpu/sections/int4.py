@@ -53,12 +53,12 @@ def int4(setting: SectionSetting) -> Found:
     found: Found = {"group": _group(setting), "projections": projections}
     for row in _projections(setting):
         projections.append(row)
-        setting.tell(found)
+        setting.publish(found)
     found["models"] = [_model_row(setting, name, projections) for name in _models(setting)]
     if off := [row for row in projections if not row["ok"]]:
         raise OffError(f"{len(off)} of {len(projections)} projections in 4 bits deviate", found)
     found |= _pipeline(setting) if setting.left_s > 0 else {LEFT_OUT: ["pipeline"]}
-    setting.tell(found)
+    setting.publish(found)
     setting.release()
     if setting.left_s > 0:
         found |= _chat(setting)

@@ -68,7 +68,7 @@ def kernels(setting: SectionSetting) -> Found:
                 rows, late = rows + done, late + missed
             except Exception as error:
                 broken.append({"part": "of the checks", "error": f"{type(error).__name__}: {error}"[:300]})
-            setting.tell({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
+            setting.publish({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
     return _found(rows, broken, late)
 
 
@@ -127,8 +127,8 @@ def _checks(table: OperatorTable, case: TrialCase, device: torch.device, dtype: 
             off = expected.deviation(candidate.load())
             rows.append(row | {"deviation": off, "ok": off <= allowed})
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"[:300]
-            rows.append(row | {"deviation": None, "ok": False, "error": told})
+            error_text = f"{type(error).__name__}: {error}"[:300]
+            rows.append(row | {"deviation": None, "ok": False, "error": error_text})
     return rows
 
 

@@ -39,7 +39,7 @@ def long_context(setting: SectionSetting) -> Found:
             kv = model.decoder.kv_slots(1 + setting.graphs, context + STEPS + WARM_UP, kv_format)
             row = {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20}
             rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
-            setting.tell(found)
+            setting.publish(found)
     return found
 
 

@@ -37,7 +37,7 @@ def operators(setting: SectionSetting) -> Found:
             found.setdefault(LEFT_OUT, []).append(" ".join((case.op_name, *case.signed())))
             continue
         rows += _times(setting, table, case, kv_bytes)
-        setting.tell(found)
+        setting.publish(found)
     return found
 
 

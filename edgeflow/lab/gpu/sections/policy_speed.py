@@ -124,7 +124,7 @@ def timed(setting: SectionSetting, size: PolicySize, systems: Systems) -> Found:
         round_s = monotonic() - started
         fps = {name: median(each[name] for each in rounds) for name in kept}
         found |= {"rounds": len(rounds), "systems": [_row(setting, size, name, fps[name], rounds) for name in kept]}
-        setting.tell(found)
+        setting.publish(found)
     return found
 
 

@@ -26,7 +26,7 @@ def verify(setting: SectionSetting) -> Found:
             found.setdefault(LEFT_OUT, []).append(name)
             continue
         found["bundles"].append({"bundle": name, **_checked(setting, bundle)})
-        setting.tell(found)
+        setting.publish(found)
     if off := [row["bundle"] for row in found["bundles"] if row["result"] == "differs"]:
         raise OffError(f"{', '.join(off)}: differs from the recorded outputs", found)
     if LEFT_OUT not in found and all(row["result"] == "not checked" for row in found["bundles"]):

@@ -61,7 +61,7 @@ def _serve_and_load(setting: SectionSetting, folder: Path, found: Found) -> None
         found |= {"policy": ready["model"], "device": ready["device"], "chat": ready["chat"], "start s": start_s}
         names = ("mode", "frames/s", "mean age ms")
         found |= {"foretold": [dict(zip(names, each, strict=True)) for each in ready["forecasts"]], "loads": []}
-        setting.tell(found)
+        setting.publish(found)
         found |= _asked(ready["http_port"], setting.left_s)
         _load(setting, ready, found)
 
@@ -174,7 +174,7 @@ def _load(setting: SectionSetting, ready: Found, found: Found) -> None:
             highest[mode] = row["frames/s"]
             row |= {"foretold frames/s": foretold[mode]["frames/s"]}
         found["loads"].append(row)
-        setting.tell(found)
+        setting.publish(found)
 
 
 def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:

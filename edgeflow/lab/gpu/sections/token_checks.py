@@ -29,7 +29,7 @@ def tokens(setting: SectionSetting) -> Found:
     """
     tiny = replace(setting, size=SIZES["tiny"], dtype=torch.float32)
     rows = compared(tiny, 3)
-    setting.tell({"tokens that differ": rows})
+    setting.publish({"tokens that differ": rows})
     rows += compared(setting, 2)
     found: Found = {"tokens that differ": rows}
     if any(row["fault"] for row in rows):

@@ -43,7 +43,7 @@ def towers(setting: SectionSetting) -> Found:
                 continue
             row = {"way": name, "graphs": graphs}
             found["ways"].append(row | _measured(setting, features, right, graphs=graphs))
-            setting.tell(found)
+            setting.publish(found)
     return found
 
 

@@ -36,7 +36,7 @@ def tune_models(setting: SectionSetting) -> Found:
             report = partial(_stop_after, ends)
             tune(shape, setting.device, setting.dtype, out=path, samples=SAMPLES, report=report)
         rows += _tuned(setting, name)
-        setting.tell({"tuned": rows})
+        setting.publish({"tuned": rows})
     totals = {name: len(model_cases(shape)) for name, shape in shapes.items()}
     done = [{"model": name, "problems": total, "tuned": _count(rows, name)} for name, total in totals.items()]
     return {"models": done, "tuned": rows}

@@ -87,7 +87,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class FrameRows:
     """Batches of frames."""
 
     hidden: tuple[Tensor, ...]
@@ -100,7 +100,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ActionRows(Rows):
+class ActionRows(FrameRows):
     """Rows of frames whose answers are tokens.
 
     counted [B, L] bool: the rows whose outputs are sampled; tokens [B, K] int64: the float policy's tokens.
@@ -118,9 +118,9 @@ def action_rows(served: ServedPolicy) -> ActionRows:
     return ActionRows(hidden, tuple(map(_last, hidden, tokens)), tokens)
 
 
-def prefix_rows(served: ServedPolicy) -> Rows:
+def prefix_rows(served: ServedPolicy) -> FrameRows:
     """The rows of each observation's prefix."""
-    return Rows(tuple(map(torch.stack, _batches([(len(rows), rows) for rows in served.prefix_rows()]))))
+    return FrameRows(tuple(map(torch.stack, _batches([(len(rows), rows) for rows in served.prefix_rows()]))))
 
 
 def _last(hidden: Tensor, tokens: Tensor) -> Tensor:

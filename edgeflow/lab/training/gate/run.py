@@ -125,9 +125,9 @@ def train_gate_command(request: GateRequest, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        told = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
+        ending = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
         steps = f"{report.steps} step" if report.steps == 1 else f"{report.steps} steps"
-        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{told}")
+        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{ending}")
 
 
 def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateData:

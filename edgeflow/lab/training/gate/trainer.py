@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.examples import Example, Group, grouped
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole_texts import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole_texts
 from edgeflow.lab.training.learner import Learner
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import PARTS, GateRules, MemoryGate
@@ -102,7 +102,7 @@ class GateTrainer:
 
     def loss(self, group: Group) -> Tensor:
         """The sum of the cross-entropies of a group's learned tokens."""
-        whole = run_whole(
+        whole = run_whole_texts(
             self._base,
             self._gate,
             group.ids,

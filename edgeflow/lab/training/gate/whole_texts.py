@@ -69,7 +69,7 @@ class GatedRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
+class WholeTextRun:
     """The result for whole texts."""
 
     plain: Tensor
@@ -81,7 +81,7 @@ class Whole:
     """Results by layer, if requested; empty if nothing is gated."""
 
 
-def run_whole(
+def run_whole_texts(
     base: PlainBase,
     gate: MemoryGate,
     ids: Tensor,
@@ -90,7 +90,7 @@ def run_whole(
     needed: int = 0,
     checkpointing: bool = False,
     watch: bool = False,
-) -> Whole:
+) -> WholeTextRun:
     """Run texts ids [B, L] with `segments` segments folded when their rest is read.
 
     needed: the first gated row that is needed; if it is in the rest, the last layer leaves out the segments.
@@ -117,7 +117,7 @@ def run_whole(
             )
             gated = outcome[0]
             seen += [outcome[1]] if watch else []
-    return Whole(base.final(plain), base.final(gated), skipped if cut.segments else 0, seen)
+    return WholeTextRun(base.final(plain), base.final(gated), skipped if cut.segments else 0, seen)
 
 
 def _plain_layer(base: PlainBase, layer: PlainLayer, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:

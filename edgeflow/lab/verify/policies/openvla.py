@@ -164,14 +164,14 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
     check_action_tokens("kv", kv_format, load_config(directory).action_width)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
-    cases, told = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
+    cases, mode = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
     results: Results = []
     for case in cases:
         wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
-        results += [(told, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
+        results += [(mode, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
     capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
     exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
-    results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
+    results.append((mode, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
     alone = [decodings[0] for decodings in decode(cases, policy, SERIAL, table, kv_format=kv_format)]
     for name, pace in paces_by_mode(asked.modes or OTHERS, _program(directory)).items():
         for shift in Shift:

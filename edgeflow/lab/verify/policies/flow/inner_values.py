@@ -22,7 +22,7 @@ KEYS, VALUES = "mid.prefix_k_layer", "mid.prefix_v_layer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inside:
+class InnerValues:
     """The intermediate values of one frame."""
 
     embeddings: Tensor
@@ -41,7 +41,7 @@ class Inside:
     """`rows` [N, R, E'], `last` [R, E']: rows of the steps, and after the expert in the first step."""
 
 
-def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> Inside:
+def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> InnerValues:
     """Run the networks over one frame.
 
     x [N, H, A]: before each step.
@@ -63,7 +63,7 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
     ]
     rows, condition = embedded[0]
     last = decoder.forward(embeddings[:0], rows, step.rows, kv, condition)
-    return Inside(
+    return InnerValues(
         embeddings=embeddings.cpu(),
         hidden=hidden.cpu(),
         kv=kv,
@@ -83,10 +83,10 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
     """
     images = recording.images
     pad = _pad_mask(network, sizes, recording)
-    frames = [look_inside(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
+    frames = [inner_values_of(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
     stored = recording.case.tensors
 
-    def filled(name: str, of: Callable[[Inside], Tensor]) -> Tensor:
+    def filled(name: str, of: Callable[[InnerValues], Tensor]) -> Tensor:
         """The stored tensor [B, L, …] with the computed values in its valid rows."""
         found = stored[name].clone()
         for each, valid, inside in zip(found, pad, frames, strict=True):
@@ -107,7 +107,7 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
         ),
     }
     values |= {name: _slots(images, stored.get(name), -1) for name in IMAGES}
-    of_rows: dict[str, Callable[[Inside], Tensor]] = {
+    of_rows: dict[str, Callable[[InnerValues], Tensor]] = {
         "mid.prefix_embs": lambda inside: inside.embeddings,
         "mid.prefix_last_hidden": lambda inside: inside.hidden,
         "mid.prefix_position_ids": lambda inside: inside.turned,
@@ -116,7 +116,7 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
     return values | dict(_keys_and_values(recording, frames, pad))
 
 
-def _keys_and_values(recording: RecordedBatch, frames: list[Inside], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _keys_and_values(recording: RecordedBatch, frames: list[InnerValues], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Keys and values of the prefix in some layers: [B, KH, L, D]."""
     for name, wanted in recording.case.tensors.items():
         prefix = next((each for each in (KEYS, VALUES) if name.startswith(each)), None)
