@@ -1,4 +1,4 @@
-"""The contract of a policy with what serves it: observations, chunks, stages, paces, pass times. No torch."""
+"""The contract between policies and the service: observations, chunks, stages, paces, pass times. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from edgeflow_client.types import StateSpec
 
 KVName = Literal["model", "int8", "fp8", "int4"]
-"""KV formats as the configuration names them; `model`: in the dtype of the model."""
+"""KV formats in the configuration; `model`: the dtype of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +21,21 @@ class Speculation:
     the tokens of serial decoding. It applies to displacements only.
     """
     max_passes: int = 0
-    """A frame leaves after so many passes even if tokens are not verified, 1 to K; 0 stands for K, after which all
-    are.
-    """
+    """A frame leaves after this many passes even if tokens are not verified, 1 to K; 0 = K, after which all are."""
 
     def most_passes(self, stages: int) -> int:
-        """Passes after which a frame leaves at the latest, 1 to K."""
+        """The most passes of a frame, 1 to K."""
         return self.max_passes or stages
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How the frames of a session share passes, as the scheduler sees it."""
+    """How the frames of a session share passes."""
 
     depth: int = 1
     """Ticks per frame (scheduler/pace.py), 1 (serial) to K (pipelined)."""
     speculation: Speculation | None = None
-    """None where tokens are decoded one by one; where frames draft, the depth is 0."""
+    """None if tokens are decoded one by one; if frames draft, the depth is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,24 +44,25 @@ class CameraNeed:
 
     name: str
     width: int = 0
+    """Pixels per row; 0 = any width."""
     height: int = 0
-    """Both: the pixels that it takes; 0 = any size."""
+    """Rows of pixels; 0 = any height."""
     named: bool = True
-    """The checkpoint gives it this name. False = it is the robot's first camera, whatever that is called, or the one
-    that the configuration names.
+    """The name comes from the checkpoint. False = it is the robot's first camera under any name, or the one that the
+    configuration names.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    """The needs of a policy, in the order in which it gets them with every observation."""
+    """The inputs that a policy needs, in the order of every observation."""
 
     cameras: tuple[CameraNeed, ...]
     state: tuple[StateSpec, ...] = ()
 
     @property
     def numbers(self) -> int:
-        """The numbers of all state vectors together."""
+        """Number of values of all state vectors."""
         return sum(each.size for each in self.state)
 
 
@@ -85,7 +84,7 @@ class Observation:
     """The inputs of a policy at one moment, by the policy's own names."""
 
     images: Mapping[str, Image]
-    """By camera."""
+    """Images by camera."""
     instruction: str
     state: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Vectors by name, in the policy's units."""
@@ -95,13 +94,13 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The answer of a policy: `horizon` actions for consecutive moments. A single action is a chunk of horizon 1."""
+    """A policy's answer: `horizon` actions for consecutive moments. A single action is a chunk of horizon 1."""
 
     values: tuple[float, ...]
     """[horizon, dims], row by row, in the units of the schema."""
     horizon: int = 1
     step_ms: float = 0.0
-    """Row i is meant for the moment i * step_ms after the capture of the frame; 0 where the horizon is 1."""
+    """Row i is meant for the moment i * step_ms after the capture of the frame; 0 if the horizon is 1."""
 
     def __post_init__(self) -> None:
         if self.horizon < 1 or len(self.values) % self.horizon:
@@ -109,7 +108,7 @@ class Chunk:
 
     @property
     def dims(self) -> int:
-        """Numbers of one action."""
+        """Values per action."""
         return len(self.values) // self.horizon
 
     def row(self, index: int) -> tuple[float, ...]:
@@ -117,14 +116,14 @@ class Chunk:
         return self.values[index * self.dims : (index + 1) * self.dims]
 
     def step_at(self, age_ms: float) -> int:
-        """The row meant for the moment at which the frame is so old; the last one once the chunk is over."""
+        """The row for the moment at which the frame has this age; the last row after the end of the chunk."""
         if self.horizon == 1:
             return 0
         return max(0, min(int(age_ms / self.step_ms), self.horizon - 1))
 
 
 PROMPT = 0
-"""Rows of a stage that takes as many as the frame's prompt has."""
+"""The `rows` of a stage with all rows of the frame's prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +131,11 @@ class Stage:
     """A part of a policy's answer to a frame, in integers."""
 
     rows: int
-    """The rows of each of its passes; PROMPT = those of the frame's prompt."""
+    """Rows of each of its passes; PROMPT = those of the frame's prompt."""
     repeats: int = 1
-    """How often it runs."""
+    """Number of its passes."""
     group: int = 0
-    """The weights that its rows use."""
+    """The group of weights that its rows use."""
     advances: bool = True
     """Each pass enters the slot after the one before (tokens); otherwise all of them enter at the place where the
     stage began and overwrite each other (denoising).
@@ -148,13 +147,13 @@ class Stage:
 
     @property
     def decode_rows(self) -> int:
-        """The decode rows of a pass, as PassTimes counts them: a denoising step is one."""
+        """The decode rows of a pass in the sense of PassTimes: a denoising step counts as one."""
         return self.rows if self.advances else min(self.rows, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class StageProgram:
-    """The stages of a policy's answer, in order. The first is the prompt, and no other one is."""
+    """The stages of a policy's answer, in order. Only the first one is the prompt."""
 
     stages: tuple[Stage, ...]
 
@@ -183,7 +182,7 @@ class StageProgram:
 
     @property
     def step_rows(self) -> int:
-        """Rows of the longest denoising step, 0 where there is none."""
+        """Rows of the longest denoising step; 0 without any."""
         return max((stage.rows for stage in self.stages if not stage.advances), default=0)
 
     @property
@@ -197,22 +196,22 @@ class PassTimes:
     """Pass times in nanoseconds: on the device where launching only enqueues, else in the worker's loop."""
 
     stages: int
-    """K."""
+    """K, the passes of a frame."""
     prefill_ns: int
-    """One prefill."""
+    """Time of one prefill."""
     two_prefills_ns: int
-    """The prefills of two sessions."""
+    """Time of the prefills of two sessions."""
     packed_ns: int
-    """One prefill and K-1 decode rows; a denoising step counts as one, however many rows it has."""
+    """Time of one prefill and K-1 decode rows; a denoising step counts as one row."""
     decode_ns: int
-    """One decode row."""
+    """Time of one decode row."""
     decodes_ns: int
-    """K-1 decode rows."""
+    """Time of K-1 decode rows."""
     row_ns: int = 0
-    """Each row that a pass has beyond K-1 decode rows per prefill."""
+    """Time of each row beyond K-1 decode rows per prefill."""
     launch_ns: int = 0
-    """Host time before the device can begin a pass, which is launched while the one before it runs; 0 where
-    launching computes.
+    """Host time before the device can begin a pass, which is launched while the last one runs; 0 if launching also
+    computes.
     """
 
     @property
@@ -221,11 +220,10 @@ class PassTimes:
         return int(self.launch_ns > 0)
 
     def pass_ns(self, prefills: int, decodes: int) -> int:
-        """The time of a pass of any shape, by the slopes of the corners, which never fall; decodes: rows that are not
-        of prompts.
+        """The time of a pass of any shape, interpolated between the measured corners with slopes of at least 0.
 
-        Where K is 2, the corners without a prefill are one: a further row costs what it does beside a prefill, and no
-        more than by itself.
+        decodes: rows that do not belong to prompts. If K is 2, there is one corner without a prefill: a further row
+        then costs as much as beside a prefill, but no more than by itself.
         """
         others = max(self.stages - 1, 1)
         if prefills == 0:
@@ -239,12 +237,12 @@ class PassTimes:
         return self.prefill_ns + more + rows + self.row_ns * (decodes - packed)
 
     def scaled(self, percent: int) -> PassTimes:
-        """The times of all passes multiplied by percent / 100, none below 1 ns; launch_ns stays."""
+        """All pass times multiplied by percent / 100, at least 1 ns; launch_ns stays."""
         passes = {name: max(getattr(self, name) * percent // 100, 1) for name in (*_WITH_PREFILL, *_WITHOUT)}
         return replace(self, **passes, row_ns=self.row_ns * percent // 100)
 
     def corrected(self, percent: int, *, with_prefill: bool) -> PassTimes:
-        """The times with those of passes with, or without, a prefill multiplied by percent / 100."""
+        """The times with only those of passes with, or without, a prefill multiplied by percent / 100."""
         moved, names = self.scaled(percent), (*_WITH_PREFILL, "row_ns") if with_prefill else _WITHOUT
         return replace(self, **{name: getattr(moved, name) for name in names})
 

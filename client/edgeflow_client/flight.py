@@ -49,7 +49,7 @@ class Statistics:
     reconnects: int
     """Streams after the first."""
     age_p50_ns: int
-    """Ages are those of the last AGES_KEPT accepted actions, from capture to receipt."""
+    """Median age of the last AGES_KEPT accepted actions, from capture to receipt."""
     age_p99_ns: int
     """The same, 99th percentile."""
     age_max_ns: int

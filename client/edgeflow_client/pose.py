@@ -28,6 +28,7 @@ class Pose:
     Made by `Pose(position, wxyz=...)`, or `Pose(position, xyzw=...)` as ROS, tf2 and SciPy order a quaternion, or by
     `from_matrix` or `from_rpy`. A quaternion is normalised. InvalidArgument for numbers that are not finite, a wrong
     shape, or a quaternion whose length is not 1 within UNIT_TOLERANCE.
+
     """
 
     position: Vector

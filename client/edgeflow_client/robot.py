@@ -195,12 +195,12 @@ class RobotClient:
     ) -> int:
         """Queue the newest frame and return its number; never waits for the network.
 
-        - images: images by camera name, or the image itself if the session has one camera.
-        - pose: pose of the tool at capture, in the base's frame. Actions that displace the tool are anchored to it.
-        - instruction: a new instruction from this frame on.
-        - captured_ns: capture time on the client's clock, from which ages and age limits count; by default now minus
-          `Aging.camera_offset_s`.
-        - state: vectors by name, or all their values in order as proprio.
+        images: images by camera name, or the image itself if the session has one camera.
+        pose: pose of the tool at capture, in the base's frame. Actions that displace the tool are anchored to it.
+        instruction: a new instruction from this frame on.
+        captured_ns: capture time on the client's clock, from which ages and age limits count; by default now minus
+        `Aging.camera_offset_s`.
+        state: vectors by name, or all their values in order as proprio.
 
         Raises InvalidArgument if images or state do not match the session, a pose is farther than max_distance_m, or
         captured_ns is not within the last 60 s, and the service's error if it rejected the session after a lost stream.

@@ -57,7 +57,7 @@ class Command(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class CameraSpec:
-    """A camera declared at open: RGB images of width x height pixels."""
+    """A camera declared at open."""
 
     name: str
     """Name of the camera, as the policy or the service's configuration knows it."""

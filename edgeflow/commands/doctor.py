@@ -1,4 +1,4 @@
-"""Checks of this machine: what it has, what is missing, and how to get it."""
+"""Checks of this machine: what is installed, what is missing, and how to get it."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _torch() -> list[CheckLine]:
 
 
 def _ptxas() -> list[CheckLine]:
-    """Triton's assembler: the one that TRITON_PTXAS_PATH names, or the bundled one. A driver must not be older."""
+    """Triton's assembler: that of TRITON_PTXAS_PATH, or the bundled one. The driver must not be older."""
     named = os.environ.get("TRITON_PTXAS_PATH", "")
     triton = importlib.util.find_spec("triton")
     if triton is None or triton.origin is None:
@@ -168,7 +168,7 @@ def _ptxas() -> list[CheckLine]:
 
 
 def _driver_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver serves; None without a driver."""
+    """The newest CUDA version that the driver supports; None without a driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -205,7 +205,7 @@ def _ldconfig_folders() -> list[Path]:
 
 
 def _output_of(*command: str | Path) -> str:
-    """The output of a command; "" where it fails."""
+    """The output of a command; "" if it fails."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -213,7 +213,7 @@ def _output_of(*command: str | Path) -> str:
 
 
 def _kernel() -> list[CheckLine]:
-    """A Triton kernel, compiled and run in a separate process where there is a GPU."""
+    """A Triton kernel, compiled and run in a separate process if there is a GPU."""
     try:
         import torch
     except ImportError:
@@ -241,7 +241,7 @@ def _flashinfer() -> list[CheckLine]:
 
 
 def _onnxruntime() -> list[CheckLine]:
-    """The execution providers that may serve exported graphs (artifact.providers)."""
+    """The execution providers for exported graphs (artifact.providers)."""
     try:
         import onnxruntime
     except ImportError:

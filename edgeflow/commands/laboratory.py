@@ -19,13 +19,13 @@ LABORATORY = "Laboratory: convert, verify, tune, train and evaluate"
 
 @dataclass(frozen=True, slots=True)
 class LabCommand:
-    """One line of the table."""
+    """A command of the laboratory."""
 
     name: str
     module: str
     """Its module in edgeflow.lab.commands; the function has the name of the command, with underscores."""
     help: str
-    """Its line in `edgeflow --help`: the first of the function's docstring."""
+    """Its line in `edgeflow --help`: the first line of the function's docstring."""
     extra: str = ""
     """The extra that installs the libraries it needs beyond the server's."""
     everyday: bool = False

@@ -123,7 +123,7 @@ def _announcer(output: Output, log: EventLog, *, as_json: bool) -> JsonPrinter |
 
 
 class JsonPrinter:
-    """Prints every announcement as a line of JSON."""
+    """Prints every announcement as one line of JSON."""
 
     def __init__(self, lines: LineWriter) -> None:
         self._lines = lines

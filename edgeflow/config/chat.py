@@ -12,7 +12,7 @@ from edgeflow.config.sections import Section
 from edgeflow.contract import KVName
 from edgeflow.model_paths import EMBEDDED_CHAT
 
-MOST_TOKENS = 131_072  # of a sequence: its ids cross to the worker in one message
+MOST_TOKENS = 131_072  # per sequence: its ids are sent to the worker in one message
 DraftKind = Literal["none", "lookup", "eagle3"]
 ROWS, DEPTH, WIDTH = 60, 7, 10
 """Rows of a verification, forwards after the first, and drafts per node of a tree, where they are unset."""

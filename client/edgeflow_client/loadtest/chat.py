@@ -1,4 +1,4 @@
-"""Chat beside the robots of a load test: its clients, the outcome of their requests, and what it cost the robots."""
+"""Chat beside the robots of a load test: its clients, their requests, and the effect on the robots."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class ChatSummary:
 
     clients: int
     requests: int
-    """Answered in full."""
+    """Requests answered in full."""
     tokens: int
-    """In those, as counted by the service."""
+    """Tokens of these answers, counted by the service."""
     tokens_per_s: float
     first_ms: Distribution
-    """Request to first text."""
+    """Time from request to first text."""
     gap_ms: Distribution
-    """Between pieces of text (a piece is a token that shows text)."""
+    """Time between pieces of text (a piece is a token with text)."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Counts by HTTP status and code, or by the error."""
+    """Rejected requests by HTTP status and code, or by error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import Any
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.connection.http import BROKEN, Connection, HttpService, Response
 
-NICENESS = 10  # chat users sit at other machines: they must not take a robot's share of this one
+NICENESS = 10  # real chat users run elsewhere: here they must not take processor time from the robots
 ANSWER_S = 120.0
 AGAIN_S = 0.2  # after a rejection
 SUBJECTS = ("the arm", "the gripper", "the red cup", "the table", "the camera", "the blue box", "the last action")
@@ -36,7 +36,7 @@ class ChatLoad:
     """The service's HTTP address."""
     clients: int = 1
     max_tokens: int = 64
-    """Per answer."""
+    """The most tokens per answer."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class ChatSample:
 
     asked_ns: int
     pieces_ns: list[int] = field(default_factory=list)
-    """When text arrived."""
+    """Arrival times of text."""
     tokens: int = 0
-    """By the service's count."""
+    """Number of tokens, counted by the service."""
     done_ns: int = 0
     refused: str = ""
     """Status and code, or ""."""

@@ -27,7 +27,7 @@ from edgeflow_client.loadtest.tables import print_results
 from edgeflow_client.loadtest.terminal import table_console
 
 WINDOW_NS = 1_000_000_000
-LOOK_BACK = 2_000  # frames of a robot that may hold the last second's actions
+LOOK_BACK = 2_000  # frames of a robot to search for the actions of the last second
 
 
 class LiveView:
@@ -75,7 +75,7 @@ def recent(ledgers: Sequence[Ledger], now_ns: int) -> tuple[float, float]:
 
 
 def planned_s(plan: LoadPlan) -> float | None:
-    """How long the measurement takes at most; None when a number of frames ends it."""
+    """The longest duration of the measurement; None if a number of frames ends it."""
     if isinstance(plan.pattern, Ramp):
         return len(plan.pattern.rates_hz) * plan.pattern.step_s
     return None if plan.count is not None else plan.duration_s
@@ -158,7 +158,7 @@ def credentials_of(ca: Path | None, cert: Path | None, key: Path | None, token_f
 
 
 def _prepare(out: Path | None) -> Path | None:
-    """Create the folder before the run, so that nothing is measured that could not be written."""
+    """Create the folder before the run, so that a run is not lost because it cannot be written."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)

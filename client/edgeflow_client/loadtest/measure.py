@@ -1,4 +1,4 @@
-"""The distribution of a quantity; and the rate at which a service falls behind, offered against acted, step by step."""
+"""Distributions, and the rate at which a service falls behind: offered and acted frames, step by step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOLLOWS = 0.95  # share of the offered rate that must be acted on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Distribution of one quantity, in its own unit; every field is NaN when there was no value."""
+    """The distribution of a quantity in its own unit; all fields are NaN without values."""
 
     count: int
     mean: float
@@ -88,7 +88,7 @@ def step_result(step: RampStep, ledgers: Sequence[Ledger]) -> StepResult:
 
 
 def knee(steps: Sequence[StepResult]) -> StepResult | None:
-    """The last step before the first that was not followed; None when already the first was not."""
+    """The last step before the first one that the service did not follow; None if that is the first step."""
     for index, step in enumerate(steps):
         if not step.followed:
             return steps[index - 1] if index else None

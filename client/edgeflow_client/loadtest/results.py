@@ -128,16 +128,16 @@ class Results:
     robots: list[RobotSummary]
     predictions: list[Prediction | None]
     refusals: list[str]
-    """All three: one entry per robot."""
+    """`robots`, `predictions` and `refusals` have one entry per robot."""
     generator: Generator
     steps: list[StepResult]
-    """The steps of a ramp, else empty."""
+    """The steps of a ramp; otherwise empty."""
     checks: list[Check]
     horizon: int = 1
     step_ms: float = 0.0
-    """Both: of the service's answers."""
+    """horizon and step_ms of the service's answers."""
     beside: Beside | None = None
-    """For a run with chat, the figures without it and those of the chat."""
+    """For a run with chat: the figures without chat, and those of the chat."""
 
     @property
     def met(self) -> bool:

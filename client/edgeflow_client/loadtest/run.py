@@ -40,13 +40,13 @@ class Measurement:
     ledgers: list[Ledger]
     begin_ns: int
     end_ns: int = 0
-    """Both: frames due and actions received between them count."""
+    """Frames due, and actions received, from begin_ns to end_ns count."""
     interrupted: bool = False
     lags_ns: list[int] = field(default_factory=list)
-    """How late the event loop was, sampled every LAG_PERIOD_S."""
+    """Delay of the event loop, sampled every LAG_PERIOD_S."""
     opened: list[Opened | None] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    """Both: one entry per robot."""
+    """`opened` and `refusals` have one entry per robot."""
 
 
 Tick = Callable[[Measurement, int], None]
@@ -140,7 +140,7 @@ class LoadRun:
         refused = [robot.refused for robot in self._robots]
         run.refusals = [f"{error.code}: {error.text}" if error else "" for error in refused]
         await self._halt()
-        settled = asyncio.gather(*(robot.settled() for robot in self._robots))
+        settled = asyncio.gather(*(robot.drained() for robot in self._robots))
         await _bounded(settled, self._plan.grace_s)
         for ledger in run.ledgers:
             ledger.close()

@@ -15,7 +15,7 @@ from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.reasons import Reason
 
-LATE_MS = 5.0  # p99; beyond it the generator is no measure of a service any more
+LATE_MS = 5.0  # p99 of the generator's delay, beyond which it cannot measure a service
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class FrameCounts:
     dropped: dict[str, int]
     unanswered: dict[str, int]
     overtaken: int
-    """Those superseded that were in flight on the device when a newer one was answered."""
+    """Superseded frames that were in flight on the device when a newer one was answered."""
     unsettled: int
-    """Those acted on with tokens that were not verified."""
+    """Frames answered with tokens that were not verified."""
     continued: int
-    """Those whose chunk continues the one in execution."""
+    """Frames whose chunk continues the one in execution."""
     late: int
-    """The late of these, those that did not fit what was executed when they came."""
+    """Continued frames whose chunk did not fit the one in execution on arrival."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -69,11 +69,11 @@ class RobotSummary:
     start_jitter_ms: Distribution
     pass_ms: Distribution
     passes: Distribution
-    """Per action, as reported by the service."""
+    """Passes per action, reported by the service."""
     misses: int
-    """Actions older than the requested limit, or than the limit that they carry without one."""
+    """Actions older than the requested limit, or without one than their own limit."""
     gaps: int
-    """Stretches in which a robot had no valid action."""
+    """Times in which a robot had no valid action."""
     longest_gap_ms: float
     hold: dict[str, int] = field(default_factory=dict)
     stop: dict[str, int] = field(default_factory=dict)

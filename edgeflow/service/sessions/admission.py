@@ -1,4 +1,4 @@
-"""Admission: who may share the device, and at which pace, decided by forecasts before anything is sent.
+"""Admission: which sessions may share the device, and at which pace, decided by forecasts before anything is sent.
 
 Admission keeps a part of the device free (20 % by default, so pass times may grow by a quarter): with such pass times
 every open session must still get its promised rate, and the new one the rate it would have by itself. A session that is
@@ -26,26 +26,26 @@ from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidAr
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode
 
-SAME_RATE = 0.98  # this fraction of a promised rate counts as kept
-OVERHEAD_NS = 3_000_000  # what control may add to the age of an action (benchmarks/service_overhead.py)
+SAME_RATE = 0.98  # of a promised rate counts as kept
+OVERHEAD_NS = 3_000_000  # the most that control adds to the latency (benchmarks/service_overhead.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionPlan:
-    """How a session is served."""
+    """The mode, pace and forecast of a session."""
 
     mode: Mode
-    """As requested."""
+    """The requested mode."""
     pace: Pace
     forecast: Forecast
-    """Beside the sessions open when it was planned."""
+    """The forecast beside the sessions that were open when it was planned."""
     robot: ForecastSession
     program: StageProgram
     """The stages of its answers."""
     cameras: tuple[CameraSpec, ...]
-    """Those that the policy gets."""
+    """The cameras that the policy gets."""
     decode_ns: int
-    """The time that a frame of them is expected to take."""
+    """Expected time of decoding a frame of these cameras."""
 
     @property
     def stages(self) -> int:
@@ -54,22 +54,22 @@ class SessionPlan:
 
     @property
     def worst_age_ns(self) -> int:
-        """The greatest age forecast for its actions when they are sent."""
+        """The largest forecast age of its actions when they are sent."""
         return self.forecast.worst_age_ns + self._beside_ns
 
     @property
     def mean_age_ns(self) -> int:
-        """The mean age forecast for its actions when they are sent."""
+        """The mean forecast age of its actions when they are sent."""
         return self.forecast.age_ns + self._beside_ns
 
     @property
     def decode_load_ns(self) -> int:
-        """The decoders' time that it takes per second."""
+        """Time per second that it takes from the decoders."""
         return per_second(self.decode_ns, self.robot.period_ns)
 
     @property
     def _beside_ns(self) -> int:
-        """The part of an action's age that no forecast contains."""
+        """The part of an action's age that forecasts do not contain."""
         return self.decode_ns + OVERHEAD_NS
 
 
@@ -100,7 +100,7 @@ class Admission:
         self._programs: dict[str, StageProgram] = {}
         self._verification = VerificationModel()
         self._prepares = False
-        self._reach_ns = 0  # how long after a frame the last action of its answer is due
+        self._reach_ns = 0  # time from a frame's capture to the moment of its answer's last action
         self._plans: dict[int, SessionPlan] = {}
 
     def worker_ready(self, ready: WorkerReady) -> None:
@@ -178,7 +178,7 @@ class Admission:
         return fitting[0]
 
     def _mode(self, request: OpenRequest) -> Mode:
-        """The session's mode. A client that waits for each answer has one frame in flight, which no pipeline serves."""
+        """The session's mode. A client that waits for each answer has one frame in flight: a pipeline is of no use."""
         mode = request.mode or Mode(self._config.mode)
         return Mode.AUTO if request.front and mode in (Mode.PIPELINED, Mode.DEPTH) else mode
 
@@ -228,7 +228,7 @@ class Admission:
         return [served_pace(pace_of(mode, stages, depth, speculation), asked.program)]
 
     def _speculation(self, request: OpenRequest, stages: int) -> Speculation:
-        """As the session asks, or the service for sessions that choose no mode."""
+        """As the session requests, or as configured for sessions that choose no mode."""
         asked = request if request.mode is Mode.SPECULATIVE else self._config
         found = Speculation(asked.tolerance_bins, asked.max_passes)
         if found.max_passes > stages:
@@ -243,7 +243,7 @@ class Admission:
         return found
 
     def _at_pace(self, robot: ForecastSession, pace: Pace, asked: _PlannedSession) -> ForecastSession:
-        """The robot, with what decides when the frames of this pace leave."""
+        """The robot at a pace, with the patience and the verification model of its frames."""
         if pace.speculation is None:
             return replace(robot, pace=pace)
         room_ns = (asked.limit_ns or 0) - self._decoders.frame_ns(asked.cameras) - OVERHEAD_NS
@@ -279,7 +279,7 @@ class Admission:
             )
 
     def _decode_loads(self, sessions: tuple[SessionPlan, ...]) -> list[int]:
-        """The decoders' time per second of each session: as measured, or as planned."""
+        """The decoders' time per second of each session, measured or as planned."""
         numbers = {id(plan): number for number, plan in self.plans.items()}
         loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), -1))) for plan in sessions]
         return [plan.decode_load_ns if load_ns is None else load_ns for plan, load_ns in loads]
@@ -294,7 +294,7 @@ class Admission:
         return all(each.begun_fps >= SAME_RATE * fps for each, fps in zip(seen, promised, strict=True))
 
     def _by_age(self, plans: list[SessionPlan], asked: _PlannedSession, limit_ns: int) -> list[SessionPlan]:
-        """The plans within the age limit: highest rate first, among equal rates the youngest actions first."""
+        """The plans within the age limit: highest rate first, among equal rates the lowest latency first."""
         lowest = [self._lowest_age_ns(plan, asked) for plan in plans]
         reached = zip(plans, lowest, strict=True)
         allowed = [plan for plan, age_ns in reached if max(age_ns, plan.worst_age_ns) - self._reach_ns <= limit_ns]
@@ -311,8 +311,8 @@ class Admission:
     def _lowest_age_ns(self, plan: SessionPlan, asked: _PlannedSession) -> int:
         """The lowest age limit that the pace can keep.
 
-        Where frames draft, older ones leave while a newer one is in flight, so that is the age that without a limit is
-        the mean one: a lower one would cost most of the actions.
+        With drafts, older frames leave while a newer one is in flight. Then it is the mean age without a limit, because
+        a lower limit would cost most of the actions.
         """
         if plan.pace.speculation is None:
             return plan.worst_age_ns
@@ -325,13 +325,13 @@ class Admission:
 
 
 def _slowed_percent(headroom_percent: int) -> int:
-    """Pass times of a device with so much kept free, as a percentage of the measured ones: 20 % free makes 125 %."""
+    """Pass times of a device with headroom, as a percentage of the measured ones: 20 % free makes 125 %."""
     whole = 100
     return whole * whole // (whole - headroom_percent)
 
 
 def _policy_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:
-    """The cameras that the policy gets; the first where nothing was matched."""
+    """The cameras that the policy gets; the first one before they are matched."""
     return request.policy_cameras or request.cameras[:1]
 
 

@@ -22,7 +22,7 @@ from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import Int8Weight
 from edgeflow.lab.tuning.subject import model_shape
-from edgeflow.lab.verify.chat_modes import PromptCase, Ways
+from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.vocabulary import HEADS
@@ -89,7 +89,7 @@ def test_a_format_that_the_device_lacks_is_rejected_by_the_forecast_which_comes_
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
 @pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
 def test_kv_of_fewer_bits_gives_one_answer_in_every_mode(model, kv, way):
-    ways = Ways(model, CONFIGURED[kv]).all()
+    ways = ChatModes(model, CONFIGURED[kv]).all()
     asked = [PromptCase(model.text_prompt(text), 12) for text in (*TEXTS, LONG)]
     assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
 
@@ -97,7 +97,7 @@ def test_kv_of_fewer_bits_gives_one_answer_in_every_mode(model, kv, way):
 @pytest.mark.parametrize(("kv", "most"), [("int8", 0.05), ("fp8", 0.1), ("int4", 0.3)])
 def test_kv_of_fewer_bits_is_close_to_the_models_own(model, kv, most):
     asked = [PromptCase(model.text_prompt(text), 1) for text in (LONG, LONG[3:])]
-    exact, found = (Ways(model, CONFIGURED[each]).all()["alone"](asked) for each in ("model", kv))
+    exact, found = (ChatModes(model, CONFIGURED[each]).all()["alone"](asked) for each in ("model", kv))
     for (_, (wanted,)), (_, (other,)) in zip(exact, found, strict=True):
         assert most / 100 < (other - wanted).abs().mean() / wanted.std() < most
 
@@ -118,7 +118,7 @@ def test_a_prompt_meets_the_checkpoints_own_weights(chat_directory):
         for table in (built_in_table(), built_in_table().converting("int8"))
     )
     wanted, found = (
-        Ways(each).all()["alone"]([PromptCase(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight)
+        ChatModes(each).all()["alone"]([PromptCase(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight)
     )
     assert torch.equal(found[0], wanted[0]), "the prompt's last row"
     assert not torch.equal(found[1], wanted[1]), "a decode row"

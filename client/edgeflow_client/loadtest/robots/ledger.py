@@ -43,17 +43,17 @@ class SentFrame:
     server_ns: int = 0
     timings: StageTimings = _NOT_TOLD
     unsettled: int = 0
-    """Tokens of the action that are not."""
+    """Tokens of the action that are not verified."""
     continued: bool = False
     late: bool = False
-    """Both: as in robots/playing.Seamed."""
+    """continued and late: as in robots/playing.Seamed."""
 
     @property
     def age_ns(self) -> int:
         return self.received_ns - self.scheduled_ns
 
     def missed(self, limit_s: float | None) -> bool:
-        """True if the row due came too old: beyond limit_s, else the limit that it carries, else its validity."""
+        """True if the due row was too old on arrival: beyond limit_s, or else its own limit, or else its validity."""
         limit_ms = limit_s * 1000 if limit_s else self.max_age_ms or self.valid_for_ms
         return self.age_ns / 1e6 - self.ahead_ms > limit_ms
 
@@ -69,7 +69,7 @@ class Happening:
 
     at_ns: int
     kind: str
-    """Opened, rejected, lost, hold, stop, notice, contradicted."""
+    """`opened`, `refused`, `lost`, `hold`, `stop`, `notice` or `contradicted`."""
     reason: str
     text: str = ""
 

@@ -1,4 +1,4 @@
-"""The plan of a load test: who connects, what is sent when, and for how long; and its settings as they are typed."""
+"""The plan of a load test: robots, frames and duration; and how it is read from typed settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ClosedLoopPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Send frames at a fixed rate per robot, on an absolute schedule, whatever the service does."""
+    """Send frames at a fixed rate per robot, on an absolute schedule that does not depend on the service."""
 
     rate_hz: float
 
@@ -85,10 +85,10 @@ class LoadPlan:
     """The session that every robot opens; the numbers of its state change slowly between -1 and 1."""
     pattern: Pattern
     instructions: tuple[str, ...] = ("grasp the red handle",)
-    """Robot i uses instruction i modulo their number."""
+    """Instructions, used in turn by the robots."""
     robots: int = 1
     connections: int = 1
-    """Robots are assigned to them in turn."""
+    """gRPC connections, to which robots are assigned in turn."""
     warm_up_s: float = 2.0
     duration_s: float = 30.0
     count: int | None = None
@@ -99,7 +99,7 @@ class LoadPlan:
     distinct: int = 64
     seed: int = 0
     grace_s: float = 2.0
-    """How long answers are awaited after the last frame."""
+    """Time to wait for answers after the last frame."""
 
     def __post_init__(self) -> None:
         if self.connections > self.robots:

@@ -1,4 +1,4 @@
-"""The chunks that a load robot executes, as a robot with the SDK would report them to the service."""
+"""The chunks that a load robot executes, reported to the service like by a robot with the SDK."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Seamed:
     """How a chunk followed the one before."""
 
     continued: bool = False
-    """Made to."""
+    """It continues the chunk in execution."""
     late: bool = False
-    """It did not fit what was executed when it came."""
+    """It did not fit the chunk in execution on arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class _ExecutedChunk:
     begun: int
     """The frame whose chunk began the motion."""
     rows_until_ns: int
-    """When no row of it is due any more."""
+    """The time from which none of its rows is due."""
     until_ns: int
     """The end of its validity."""
 
@@ -45,7 +45,7 @@ class ChunkPlayer:
         self._arrived: pb.Arrived | None = None
 
     def heard(self, action: pb.Action, now_ns: int) -> Seamed:
-        """An answer arrived, or with another command than ACT the end of what was executed."""
+        """An answer arrived; HOLD and STOP end the chunk in execution."""
         if action.command != pb.COMMAND_ACT:
             self._played = None
             self._plays.end(now_ns)
@@ -72,7 +72,7 @@ class ChunkPlayer:
         self._plays.begin(action.seq, timeline, now_ns, until_ns)
 
     def report(self, frame: pb.Frame) -> None:
-        """Fill in what a frame says of it."""
+        """Set the fields of a frame that report chunks."""
         played = self._plays.at(frame.stamp_ns)
         if played is not None:
             frame.playing.CopyFrom(pb.Playing(seq=played[0], step=played[1]))

@@ -123,7 +123,7 @@ class LoadRobot:
         self._halted = True
         self._changed.set()
 
-    async def settled(self) -> None:
+    async def drained(self) -> None:
         """Wait until no frame is in flight."""
         while self.ledger.in_flight:
             await self._change()
