@@ -90,7 +90,7 @@ class Fields:
         return tuple(self._checked_count(key, each) for each in value)
 
     def plain(self, key: str) -> dict[str, Any]:
-        """An object as it is."""
+        """The object itself."""
         value = self._value(key, None)
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.name(key)} must be an object: copy the checkpoint again")
@@ -178,7 +178,7 @@ class Fields:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Their texts by name, of tokenizer_config.json and special_tokens_map.json.
+    """The special tokens by name, from tokenizer_config.json and special_tokens_map.json.
 
     As in transformers, the second file wins and is only read beside a tokenizer_config.json of older versions, which
     does not list the added tokens. A token is given as text or as an object with its content; null is none.
