@@ -24,7 +24,7 @@ from edgeflow_client.rpc import control_pb2 as pb
 from tests.client.scripted import NAMES, opened
 
 MESSAGE_BYTES = 8 << 20
-PAUSE_S = 0.02  # about what the embedded policy takes
+PAUSE_S = 0.02  # roughly the time of the embedded policy
 
 
 @contextlib.contextmanager

@@ -117,11 +117,11 @@ def _engine(model: ChatModel, name: str) -> ChatEngine:
 def _prompts(model: ChatModel, questions: int) -> Iterator[Prompt]:
     """The questions of `edgeflow eval-chat`; conversations go on from the expected answers."""
     for dialog in held_out_dialogs(questions):
-        said = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
+        messages = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
         for index, turn in enumerate(dialog.turns):
-            said.append({"role": "user", "content": dialog.asked(index)})
-            yield model.chat_prompt(model.render(said))
-            said.append({"role": "assistant", "content": turn.answer})
+            messages.append({"role": "user", "content": dialog.asked(index)})
+            yield model.chat_prompt(model.render(messages))
+            messages.append({"role": "assistant", "content": turn.answer})
 
 
 def _ratios(sides: dict[str, AnsweringFigures], name: str) -> list[float]:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.lab.demo.chat.evaluate import HELD_OUT_SEED, evaluate_chat
-from edgeflow.lab.demo.lockstep import EpisodeCondition, Timing, measure
+from edgeflow.lab.demo.lockstep import EpisodeCondition, EpisodeTiming, measure
 from edgeflow.lab.demo.training.actions import NAMES
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import (
@@ -54,7 +54,7 @@ def _conditions(episodes: int, ablation_episodes: int) -> Iterator[tuple[str, Ep
     yield "still objects, no delay", EpisodeCondition(), episodes
     for speed in (0.025, 0.05):
         yield f"objects at {100 * speed:g} cm/s, no delay", EpisodeCondition(object_speed=speed), episodes
-    yield f"still objects, age {AGE_TICKS} ticks", EpisodeCondition(timing=Timing(age_ticks=AGE_TICKS)), episodes
+    yield f"still objects, age {AGE_TICKS} ticks", EpisodeCondition(timing=EpisodeTiming(age_ticks=AGE_TICKS)), episodes
     for index, name in enumerate(NAMES):
         yield f"still objects, {name} neutral", EpisodeCondition(dropped=index), ablation_episodes
 

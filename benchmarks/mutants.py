@@ -25,14 +25,14 @@ IGNORED = shutil.ignore_patterns("__pycache__", "*.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A fault."""
+    """A small fault in the package, and the tests that must find it."""
 
     old: str
-    """A piece of code that occurs once in the package new: what stands there instead tests: a file of tests, at
-    least one of which fails.
-    """
+    """A piece of code that occurs once in the package."""
     new: str
+    """The faulty code in its place."""
     tests: str
+    """A file of tests, at least one of which must fail."""
 
     @property
     def file(self) -> Path:

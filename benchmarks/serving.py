@@ -18,11 +18,11 @@ class BenchmarkedService:
     """A running service."""
 
     address: str
-    """gRPC."""
+    """Address of the gRPC server."""
     http: str
-    """HTTP."""
+    """Address of the HTTP server."""
     pid: int
-    """Control's; the other processes are its children."""
+    """Process id of control; the other processes are its children."""
     log: Path = Path(os.devnull)
     """File with its standard error."""
 

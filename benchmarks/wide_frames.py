@@ -43,7 +43,7 @@ class ServiceAndPlan:
 
     plan: LoadPlan
     images: Sequence[tuple[bytes, ...]]
-    """The images of the frames that it sends in turn."""
+    """Images of the frames that it sends in turn."""
 
     def round(self) -> dict[str, float]:
         """The median of each part over the frames of a round, in milliseconds."""

@@ -88,7 +88,7 @@ def test_at_80_columns_the_texts_of_options_have_at_least_40(command: str):
         ('exec "$0" -m edgeflow.cli config schema > /dev/full 2>&1', ""),
     ],
 )
-def test_what_the_system_does_not_give_is_said_in_one_line(shell: str, said: str):
+def test_an_error_of_the_system_takes_one_line(shell: str, said: str):
     done = subprocess.run(["sh", "-c", shell, sys.executable], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (1, said)
 
@@ -101,7 +101,7 @@ def test_what_the_system_does_not_give_is_said_in_one_line(shell: str, said: str
         ("-n 24", "ulimit -n is 24, and the service needs at least 48: raise the limit"),
     ],
 )
-def test_a_limit_with_which_no_service_starts_is_told(limit: str, said: str):
+def test_a_limit_with_which_no_service_starts_is_reported(limit: str, said: str):
     command = ["sh", "-c", f'ulimit {limit}; exec "$0" -m edgeflow.cli serve', sys.executable]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, failure(done)) == (2, said)
@@ -184,7 +184,7 @@ def failure(served: subprocess.CompletedProcess[str]) -> str:
         "set-no-value",
     ],
 )
-def test_a_bad_start_is_one_line_and_exit_code_2(
+def test_a_failed_start_prints_one_line_and_exits_with_code_2(
     tmp_path, files: dict[str, str], arguments: list[str], words: list[str]
 ):
     for name, text in files.items():
@@ -201,10 +201,11 @@ def test_a_bad_start_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize("flag", ["--grpc-port", "--http-port", "--health-port"])
-def test_a_busy_port_is_told(flag: str):
+def test_a_busy_port_is_reported(flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ports = {"--grpc-port": "0", "--http-port": "0", "--health-port": "0", flag: port}
+        free = ("--grpc-port", "--http-port", "--health-port", "--robots-port")
+        ports = {**dict.fromkeys(free, "0"), flag: port}
         result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
     assert port in failure(result)
@@ -216,7 +217,7 @@ def test_verify_needs_a_bundle(tmp_path):
     assert "config.json" in result.stderr
 
 
-def test_verify_names_what_is_off(tmp_path):
+def test_verify_lists_the_failed_comparisons(tmp_path):
     directory = write_checkpoint(tmp_path / "bundle")
     policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
     image = np.zeros((9, 12, 3), np.uint8)
@@ -251,7 +252,7 @@ def test_verify_names_what_is_off(tmp_path):
         ("loadtest 127.0.0.1:1", "edgeflow_client.loadtest.command.loadtest_command"),
     ],
 )
-def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, target: str):
+def test_the_default_mode_is_the_services(monkeypatch, command: str, target: str):
     given: list[object] = []
 
     def take(*arguments: object, **_: object) -> int:
@@ -270,7 +271,7 @@ def test_a_mode_that_is_not_given_is_the_services(monkeypatch, command: str, tar
         ("robot 127.0.0.1:1 --tolerance-bins 1 --max-passes 3", "edgeflow.lab.demo.command.robot_command"),
     ],
 )
-def test_how_drafts_are_verified_is_chosen(monkeypatch, command: str, target: str):
+def test_options_set_the_verification_of_drafts(monkeypatch, command: str, target: str):
     given: list[object] = []
 
     def take(*arguments: object, **_: object) -> int:
@@ -325,7 +326,7 @@ def test_settings_reach_the_configuration(monkeypatch, tmp_path):
         ("chat --set chat.capacity=1", "chat.capacity: 1 should be greater than or equal to 16"),
     ],
 )
-def test_an_option_of_a_service_or_of_chat_that_is_a_setting_is_answered_in_one_line(typed: str, told: str):
+def test_an_unknown_option_names_the_setting_of_the_service_or_of_chat(typed: str, told: str):
     result = CliRunner().invoke(app, typed.split())
     assert isinstance(result.exception, ConfigError) and result.exception.text == told
 
@@ -344,12 +345,12 @@ def test_an_option_of_a_service_or_of_chat_that_is_a_setting_is_answered_in_one_
         ("--rate 20 --set pattern.window=3", "pattern: rate_hz, window are not of one pattern; .*"),
     ],
 )
-def test_an_option_of_the_load_test_that_is_a_setting_is_answered_in_one_line(typed: str, told: str):
+def test_an_unknown_option_names_the_setting_of_the_load_test(typed: str, told: str):
     result = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", *typed.split()])
     assert isinstance(result.exception, ConfigError) and re.fullmatch(told, result.exception.text)
 
 
-def test_an_option_that_nothing_is_named_like_is_a_usage_error():
+def test_an_option_without_such_a_setting_is_a_usage_error():
     result = CliRunner().invoke(app, ["loadtest", "127.0.0.1:1", "--nonsense"])
     assert result.exit_code == 2 and "--nonsense" in result.output
 
@@ -370,7 +371,7 @@ def test_the_settings_of_a_load_test_reach_its_plan(monkeypatch):
     assert chat == ChatLoad("http://robot.local:8000", 1, 8)
 
 
-def test_doctor_speaks_json():
+def test_doctor_prints_json():
     findings = json.loads(CliRunner().invoke(app, ["doctor", "--json"]).stdout)
     assert {"Python", "torch", "FlashInfer", "headless rendering"} <= {finding["subject"] for finding in findings}
 

@@ -28,7 +28,7 @@ from tests.oracles import ORACLES
 
 SEEDS = (0, 1, 2)
 BARS = {"chat": {"linear_error": 0.25, "kl_per_token": 0.15}, "stories": {"kl_per_token": 0.20}}
-"""The least share by which AWQ is below round to nearest, mean of the seeds."""
+"""Least share by which AWQ's error is below round to nearest's, mean of the seeds."""
 PUBLISHED = {
     "chat": {"linear_error": 0.00350, "kl_per_token": 0.0698},
     "stories": {"linear_error": 0.00604, "kl_per_token": 0.0880},
@@ -92,7 +92,7 @@ def bars(model: str, nearest: dict[str, float], mean: dict[str, float]) -> list[
 
 
 def recorded_of(model: str, form: ScaleForm) -> dict[str, Any]:
-    """All blocks beside the recorded ones: the largest errors of each step, see `Comparison`."""
+    """All blocks compared with the recorded ones: the largest errors of each step, see `Comparison`."""
     recorded = Recorded(ORACLES, model, form)
     found = [comparison(recorded, index) for index in range(recorded.decoder.config.num_hidden_layers)]
     worst = {name: max(getattr(each, name) for each in found) for name in ("statistics", "losses", "scales")}

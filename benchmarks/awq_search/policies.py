@@ -55,7 +55,7 @@ def tokens() -> dict[str, Any]:
     """The figures of the policy with action tokens."""
     opened = open_policy(EMBEDDED_POLICY, GROUP)
     decoder = opened.source.decoder
-    frames = {  # with the held-out ones, which are the same for all
+    frames = {  # with the held-out frames, which are the same for all
         each: chosen("the demo's closed loop", record_frames(EMBEDDED_POLICY, each, silent), each)
         for each in CALIBRATIONS
     }

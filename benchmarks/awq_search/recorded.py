@@ -47,17 +47,17 @@ class Comparison:
     """
 
     ratios_equal: bool
-    """The ratios equal of the whole search, from the calibration tokens on."""
+    """Share of equal ratios in the whole search, starting from the calibration tokens."""
     statistics: float
-    """The statistics of the means."""
+    """Error of the statistics, computed from the means."""
     losses: float
     """The largest error of the candidates' losses, computed from the recorded means. A divisor may be off by one unit
     in its last place where only that reproduces the record.
     """
     scales: float
-    """Those chosen, but for a power of two."""
+    """Error of the chosen scales, except for a power of two."""
     limits_equal: int
-    """The limits equal of `limits`, with the recorded scales."""
+    """Number of equal limits among `limits`, computed with the recorded scales."""
     limits: int
 
 
@@ -144,7 +144,9 @@ def _statistics_off(found: ChannelStatistics, wanted: ChannelStatistics) -> floa
 
 
 def _losses_off(search: Search, group: ScaleGroup, kept: _BlockRecordings) -> float:
-    """The largest error of a group's 20 losses. Those that are not near are tried with the divisor's neighbours."""
+    """The largest error of a group's 20 losses. For those that are not close, the divisor's neighbours are
+    tried too.
+    """
     statistics, wanted = kept.statistics(group), kept.losses(group.previous)
     live, off = statistics.inputs > 0, torch.full_like(wanted, torch.inf)
     for towards in (None, torch.inf, -torch.inf):
@@ -161,7 +163,9 @@ def _losses_off(search: Search, group: ScaleGroup, kept: _BlockRecordings) -> fl
 
 
 def _scales_off(chosen: GroupChoice, kept: _BlockRecordings) -> float:
-    """AutoAWQ's scales differ by a power of two in groups with channels that are always zero; those are left out."""
+    """The largest error of the chosen scales. Groups with channels that are always zero are left out: there AutoAWQ's
+    scales differ by a power of two.
+    """
     wanted = kept("scales", chosen.previous)
     live = kept("x_mean", chosen.previous) > 0
     share = chosen.scales[live] / wanted[live]

@@ -1,6 +1,6 @@
 """Attacks by strangers: sockets that send almost nothing, and calls that are reset at once.
 
-Each attack runs in its own process, which reports when it has begun and, at its end, what it did.
+Each attack runs in its own process, which reports when it has started and, at its end, what it did.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from benchmarks.chaos.robots import STREAM, told_to_stop
 from tests.fuzz import h2
 
-SETTLE_S = 2.0  # of an attack before it is said to be at it: sockets are open, first answers are there
-SPELL = 100  # resets in one write
+SETTLE_S = 2.0  # time until an attack counts as started: sockets are open, first answers have come
+BURST = 100  # resets in one write
 PATIENCE_S = 5.0
 ROUND_S = 1.0  # in which every slow socket sends a byte, or comes again when it was cut
 HTTP_HEAD = b"POST /v1/act HTTP/1.1\r\nhost: localhost\r\nx-slow: "
@@ -67,7 +67,7 @@ def slow_sockets(link: Connection, grpc_port: int, http_port: int, count: int) -
     """Run `count` slow sockets, divided between both ports: silent, half a preface, a call without a message, endless
     headers.
 
-    Reports how many per second were closed by the service.
+    Reports how many per second the service closed.
     """
     grpc_at, http_at = ("127.0.0.1", grpc_port), ("127.0.0.1", http_port)
     kinds = [
@@ -105,11 +105,11 @@ class Flood:
         self._block = h2.headers(STREAM.encode())
         self._connect()
 
-    def spell(self) -> None:
-        """Send SPELL calls in one write."""
+    def send_burst(self) -> None:
+        """Send BURST calls in one write."""
         try:
-            self._link.sendall(b"".join(h2.call_reset_at_once(next(self._streams), self._block) for _ in range(SPELL)))
-            self.sent += SPELL
+            self._link.sendall(b"".join(h2.call_reset_at_once(next(self._streams), self._block) for _ in range(BURST)))
+            self.sent += BURST
             with contextlib.suppress(BlockingIOError):
                 self._link.recv(1 << 16, socket.MSG_DONTWAIT)
         except OSError:
@@ -132,8 +132,8 @@ def rapid_resets(link: Connection, grpc_port: int, rate: int) -> None:
 
     def turn() -> None:
         nonlocal due
-        flood.spell()
-        due = max(due + SPELL / rate, time.monotonic() - 1.0)
+        flood.send_burst()
+        due = max(due + BURST / rate, time.monotonic() - 1.0)
         time.sleep(max(due - time.monotonic(), 0))
 
     started = time.monotonic()

@@ -67,7 +67,7 @@ def main() -> int:
         KillableProcess(sdk_track, service.address, GRPC_HZ) as robot,
         KillableProcess(act_track, service.port("http"), ACT_HZ) as caller,
     ):
-        robot.hear(), caller.hear()
+        robot.receive(), caller.receive()
 
         def wait(kind: str, seconds: float) -> None:
             spans.wait(kind, seconds, lambda: sizes.extend(_sizes(service, kind)))
@@ -81,7 +81,7 @@ def main() -> int:
                 for sent in SHAPES if warm_up else (shape,):
                     addresses = sources(turn, arguments.addresses)
                     with KillableProcess(body_senders, service.port("http"), sent, addresses, CONNECTIONS) as strangers:
-                        strangers.hear()
+                        strangers.receive()
                         wait(WARM_UP if warm_up else sent, seconds)
                         counted = strangers.finish()
                     if not warm_up:
@@ -163,7 +163,7 @@ def act_track(link: Connection, port: int, rate_hz: float) -> None:
     The age of an action is the time from its request to its answer.
     """
     body = json.dumps({"image": base64.b64encode(picture(FRAME)).decode(), "instruction": INSTRUCTION}).encode()
-    track, told, due = RobotHistory(), False, time.monotonic()
+    track, reported, due = RobotHistory(), False, time.monotonic()
     caller = _Caller(port)
     while not told_to_stop(link, max(due - time.monotonic(), 0)):
         due = max(due + 1 / rate_hz, time.monotonic())
@@ -174,9 +174,9 @@ def act_track(link: Connection, port: int, rate_hz: float) -> None:
             track.actions.append((now_ns, now_ns - asked_ns))
         else:
             track.holds.append((now_ns, said))
-        if track.actions and not told:
+        if track.actions and not reported:
             link.send("acting")
-            told = True
+            reported = True
     link.send(track)
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from multiprocessing.connection import Connection
 
-from benchmarks.chaos.robots import run_until_told
+from benchmarks.chaos.robots import run_until_stopped
 
 ACT_PATH, CHAT_PATH = "/v1/act", "/v1/chat/completions"
 KEYS = 844_991  # as in the attack that ended the service
@@ -109,5 +109,5 @@ def body_senders(link: Connection, port: int, shape: str, sources: tuple[str, ..
         for sender in senders:
             sender.stopped.set()
 
-    run_until_told(link, [sender.run for sender in senders], stop, PATIENCE_S)
+    run_until_stopped(link, [sender.run for sender in senders], stop, PATIENCE_S)
     link.send(sum((sender.answers for sender in senders), Counter()))

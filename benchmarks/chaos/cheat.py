@@ -26,7 +26,7 @@ from PIL import Image
 
 from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, bystanders, undisturbed, verdict
 from benchmarks.chaos.report import ScenarioReport, parser, progress
-from benchmarks.chaos.robots import SMALL, Channel, KillableProcess, opening, picture, run_until_told
+from benchmarks.chaos.robots import SMALL, Channel, KillableProcess, opening, picture, run_until_stopped
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.rpc import control_pb2 as pb
@@ -40,12 +40,12 @@ HONEST = "one that keeps 1 Hz"
 BARS = Bars(rise_percent=10.0)
 DECLARED_HZ, TIMES = 1.0, 15
 RESETS_HZ, OPENS_HZ = 1000, 100
-BURST = 10  # messages between two looks at the clock
+BURST = 10  # messages between two checks of the clock
 BIG = CameraSpec("wrist", 2000, 2000, ImageFormat.JPEG)
 BIG_HZ = 10.0
 LESS_HZ = (10.0, 5.0, 2.0, 1.0)  # declared until one is admitted
 COME_AGAIN_S = 0.1
-GRID = 50  # squares of a side, which are soft edges to a progressive picture
+GRID = 50  # squares per side; soft edges make a progressive picture slow to decode
 Messages = Iterator[pb.ClientMessage]
 
 
@@ -62,12 +62,12 @@ def main() -> int:
         ServiceUnderTest(config) as service,
         KillableProcess(bystanders, service.address, 1, HONEST_HZ, pb.MODE_SERIAL) as robot,
     ):
-        robot.hear()
+        robot.receive()
         with progress() as bar:
             for kind in bar.track(list(KINDS) * arguments.trials, description="blocks of cheats"):
                 spans.wait(QUIET, arguments.seconds)
                 with KillableProcess(KINDS[kind], service.address, arguments.seed) as cheat:
-                    cheat.hear()
+                    cheat.receive()
                     time.sleep(min(SETTLE_S, arguments.seconds))
                     spans.wait(kind, arguments.seconds)
                     counted, refused = cheat.finish()
@@ -100,7 +100,7 @@ def judged(tracks: Sequence[RobotHistory], spans: Spans, kind: str) -> list[Boun
 
 
 class Cheat:
-    """A stream of given messages, which is opened again when it was ended; `heard` counts what it was sent."""
+    """A stream of given messages, which is opened again when it ends; `heard` counts the received messages."""
 
     def __init__(self, address: str, messages: Callable[[], Messages]) -> None:
         self.heard: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class Cheat:
         call = self._channel.stream(self._until_stopped())
         try:
             for message in call:
-                self._hear(message)
+                self._receive(message)
                 if self.stopped.is_set():
                     call.cancel()
         except grpc.RpcError as error:
@@ -133,7 +133,7 @@ class Cheat:
                 return
             yield message
 
-    def _hear(self, message: pb.ServerMessage) -> None:
+    def _receive(self, message: pb.ServerMessage) -> None:
         match message.WhichOneof("kind"):
             case "action" if message.action.command == pb.COMMAND_ACT:
                 self.heard["actions"] += 1
@@ -173,7 +173,7 @@ def everything(image: bytes, seed: int) -> Messages:
 
 
 def _paced(per_s: float) -> Iterator[None]:
-    """Turns at this rate: short bursts where it is high, none lost."""
+    """Turns at this rate: in short bursts if it is high, without losses."""
     burst = max(round(per_s / RESETS_HZ * BURST), 1)
     due = time.monotonic()
     for turn in itertools.count():
@@ -218,7 +218,9 @@ def restless(link: Connection, address: str, seed: int) -> None:
 
 
 def big_pictures(link: Connection, address: str, seed: int) -> None:
-    """Work of a process: two robots with pictures that take long to decode, which declare less if they are rejected."""
+    """Work of a process: two robots with pictures that take long to decode; they declare a lower rate if they are
+    rejected.
+    """
     image = big_picture(seed)
     rates = [itertools.chain(LESS_HZ, itertools.repeat(LESS_HZ[-1])) for _ in range(2)]
 
@@ -233,7 +235,7 @@ def _run(link: Connection, cheats: list[Cheat]) -> None:
         for cheat in cheats:
             cheat.stopped.set()
 
-    run_until_told(link, [cheat.run for cheat in cheats], stop, 0)
+    run_until_stopped(link, [cheat.run for cheat in cheats], stop, 0)
     heard = sum((cheat.heard for cheat in cheats), Counter[str]())
     link.send((heard, [cheat.refused for cheat in cheats]))
 

@@ -41,7 +41,7 @@ from benchmarks.chaos.interference import (
 )
 from benchmarks.chaos.process_facts import alive, data_size, state, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, http_status, picture, run_until_told
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, http_status, picture, run_until_stopped
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from edgeflow_client.types import CameraSpec, ImageFormat
@@ -67,11 +67,13 @@ REQUESTS: dict[str, tuple[str, str, object]] = {
 
 
 Answers = dict[str, dict[str, list[float]]]
-"""Seconds from a fault, or from a question without one, to the first answer, by kind and role; NaN where none came."""
+"""Seconds from a fault, or from a question without one, to the first answer, by kind and role; NaN without
+an answer.
+"""
 
 
 def again_s(port: int, asked: str, since_s: float) -> float:
-    """Seconds from then (monotonic) until a small request succeeds, on a new connection each; NaN if none does."""
+    """Seconds from `since_s` (monotonic) until a small request on a new connection succeeds; NaN if none does."""
     method, path, value = REQUESTS[asked]
     body = json.dumps(value).encode() if value is not None else None
     while (waited_s := time.monotonic() - since_s) < PATIENCE_S:
@@ -93,7 +95,7 @@ def main() -> int:
         robots = [KillableProcess(sdk_track, service.address, HZ) for _ in range(ROBOTS)]
         try:
             for robot in robots:
-                robot.hear()
+                robot.receive()
             began = time.time()
             with progress() as bar:
                 _faults(_FaultTrial(service, spans, answers, outcomes), arguments, bar.track)
@@ -148,7 +150,7 @@ def _faults(trial: _FaultTrial, arguments: argparse.Namespace, shown: Callable[.
 
 
 def _ask_quietly(trial: _FaultTrial, seconds: float) -> None:
-    """A quiet block in which both are asked as often as they are killed in others."""
+    """A quiet block in which both children are asked as often as they are killed in other blocks."""
     with trial.spans.during(QUIET):
         for _ in range(max(round(seconds / EVERY_S), 1)):
             due = time.monotonic() + EVERY_S
@@ -158,7 +160,7 @@ def _ask_quietly(trial: _FaultTrial, seconds: float) -> None:
 
 
 def _kill(trial: _FaultTrial, seconds: float, generator: random.Random) -> None:
-    """Kill both children every EVERY_S, at a random time of it."""
+    """Kill both children once every EVERY_S, at a random time."""
     with trial.spans.during(KILLED):
         due = time.monotonic()
         for _ in range(max(round(seconds / EVERY_S), 1)):
@@ -193,7 +195,7 @@ def _end(pid: int) -> None:
 
 
 def _stop(trial: _FaultTrial, role: str) -> None:
-    """Stop a child: nobody but control can end it now."""
+    """Stop a child: only control can end it now."""
     trial.spans.wait(QUIET, EVERY_S)
     with trial.spans.during(STOPPED):
         pid, at_s = _pid(trial.service, role), time.monotonic()
@@ -203,10 +205,10 @@ def _stop(trial: _FaultTrial, role: str) -> None:
 
 
 def _starve(trial: _FaultTrial, role: str) -> None:
-    """Let a child run out of memory, then wait for the next small answer; one that lives gets its limit back."""
+    """Let a child run out of memory, then wait for the next small answer; a survivor gets its limit back."""
     path, body = ("/v1/act", large_frame()) if role == "gateway" else ("/v1/chat/completions", large_chat())
     with KillableProcess(large_senders, trial.port, path, body) as senders:
-        senders.hear()
+        senders.receive()
         trial.spans.wait(QUIET, EVERY_S)
         with trial.spans.during(STARVED):
             statuses = _without_memory(trial, role, senders)
@@ -219,22 +221,21 @@ def _without_memory(trial: _FaultTrial, role: str, senders: KillableProcess) -> 
     limits = resource.prlimit(pid, resource.RLIMIT_DATA)
     resource.prlimit(pid, resource.RLIMIT_DATA, (data_size(pid) + SPARE_BYTES, limits[1]))
     senders.link.send("begin")
-    senders.hear()
+    senders.receive()
     time.sleep(LARGE_S)
     senders.link.send("stop")
     _ask(trial, STARVED, role, time.monotonic())
     ended = trial.service.child(role) != pid
     with suppress(ProcessLookupError):
         resource.prlimit(pid, resource.RLIMIT_DATA, limits)
-    statuses: Counter[int] = senders.hear()  # type: ignore[assignment]
+    statuses: Counter[int] = senders.receive()  # type: ignore[assignment]
     trial.outcomes["starved"] += ended or any(status == 0 or status >= 500 for status in statuses)
     return statuses
 
 
 def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
-    """Work of a process: send a body on several connections, again and again, from one message on until the next.
-
-    It reports that it is there, and the statuses at the end.
+    """Work of a process: send a body on several connections, repeatedly, between two messages of the benchmark. It
+    reports that it has started, and the statuses at the end.
     """
     os.nice(NICE)
     statuses, over = Counter[int](), threading.Event()
@@ -246,7 +247,7 @@ def large_senders(link: Connection, port: int, path: str, body: bytes) -> None:
 
     link.send("there")
     link.recv()
-    run_until_told(link, [run] * LARGE_SENDERS, over.set)
+    run_until_stopped(link, [run] * LARGE_SENDERS, over.set)
     link.send(statuses)
 
 

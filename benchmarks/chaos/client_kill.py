@@ -53,7 +53,7 @@ class ClientKillTimes:
 
     freed_ms: list[float] = field(default_factory=list)
     blocks: Spans = field(default_factory=Spans)
-    """The blocks of robots that were killed, and of those that left."""
+    """The blocks of killed robots, and of those that left."""
 
 
 def main() -> int:
@@ -65,7 +65,7 @@ def main() -> int:
         ServiceUnderTest(CONFIG) as service,
         KillableProcess(bystanders, service.address, OTHERS, OTHERS_HZ) as others,
     ):
-        others.hear()
+        others.receive()
         _blocks(service, generator, WARM_UP, ClientKillTimes(), "warm-up")
         before = _settled(service)
         names = {"before": threads(service.pid)}
@@ -112,9 +112,9 @@ def _blocks(service: ServiceUnderTest, generator: random.Random, robots: int, in
 def _one(address: str, generator: random.Random, kill: bool) -> float:
     """Start a robot, let it act, and end it; return the seconds until another has its slot."""
     with KillableProcess(_victim, address) as victim:
-        victim.hear()
+        victim.receive()
         victim.link.send("write")
-        victim.hear()
+        victim.receive()
         within_s = MID_WRITE_S if generator.random() < 0.5 else 1 / VICTIM_HZ
         time.sleep(generator.uniform(0, within_s))
         if not kill:

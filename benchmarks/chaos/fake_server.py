@@ -27,9 +27,9 @@ class Manners:
     """The server's behaviour."""
 
     max_age_ms: int = 0
-    """Sent with every action, 0 = not sent."""
+    """Sent with every action; 0 = not sent."""
     predicted_age_ms: float = 0.0
-    """Said at Open."""
+    """Sent in the answer to Open."""
     first_late_s: float = 0.0
     late_s: float = 0.0
     """Both: time from a frame's stamp to its action, for the first frame of a stream and for every frame."""
@@ -112,7 +112,7 @@ class Proxy:
             self._flowing[each].clear()
 
     def resume(self) -> None:
-        """Resume forwarding, beginning with what was held back."""
+        """Resume forwarding, starting with the bytes that were held back."""
         for each in self._flowing.values():
             each.set()
 

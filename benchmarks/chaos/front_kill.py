@@ -1,4 +1,4 @@
-"""Kills the front: the worker must exit by itself.
+"""Kills control, the front process: the worker must exit by itself.
 
     .venv/bin/python -m benchmarks.chaos front-kill --trials 20 --json benchmarks/results/chaos-front-kill.json
 
@@ -50,7 +50,7 @@ def _one(generator: random.Random, starting: bool) -> float | None:
         if starting:
             os.kill(service.worker(), signal.SIGKILL)
         time.sleep(generator.uniform(0.1, 1.0))
-        workers.update(children(service.pid))  # the one in reserve too
+        workers.update(children(service.pid))  # including the one in reserve
         service.signal(signal.SIGKILL)
         gone_s = wait_for(lambda: not any(alive(pid) for pid in workers), GIVE_UP_S)
         for pid in filter(alive, workers):

@@ -1,4 +1,6 @@
-"""Robots beside something that should not disturb them: blocks of time, what robots did in them, and the verdict."""
+"""Robots beside something that should not disturb them: blocks of time, the robots' actions in them, and
+the verdict.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ class TimeBlock:
     start_ns: int
     end_ns: int
     kind: str
-    """QUIET, or what happened in it."""
+    """QUIET, or the name of the disturbance."""
 
 
 @dataclass(slots=True)
@@ -56,19 +58,19 @@ class RobotHistory:
     """The history of a robot."""
 
     actions: list[tuple[int, int]] = field(default_factory=list)
-    """(received, age) in nanoseconds."""
+    """(received, age) of each action in nanoseconds."""
     holds: list[tuple[int, str]] = field(default_factory=list)
-    """(time, reason) of HOLDs, once each."""
+    """(time, reason) of each HOLD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """How much robots may be disturbed."""
+    """Limits on how much robots may be disturbed."""
 
     least_share: float = LEAST_SHARE
     rise_ms: float = 0.0
     rise_percent: float = 0.0
-    """Both: of the p99 of the age; the larger of both applies."""
+    """Both: for the 99th percentile of the age; the larger limit applies."""
 
     def most_ms(self, undisturbed_ms: float) -> float:
         """The highest permitted rise of the p99, given the undisturbed one."""
@@ -135,25 +137,25 @@ class Observer:
 
 
 def bystanders(link: Connection, address: str, count: int, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINED) -> None:
-    """Work of a process: plain robots, which report that all act, and their Tracks at the end."""
+    """Work of a process: plain robots; it reports when all act, and their Tracks at the end."""
     robots = [RawRobot(address, rate_hz, mode=mode) for _ in range(count)]
     at_work(link, robots)
     link.send([RobotHistory(robot.ages, robot.holds) for robot in robots])
 
 
 def sdk_track(link: Connection, address: str, rate_hz: float) -> None:
-    """Work of a process: a robot with the SDK, which reports that it acts, and its Track at the end."""
+    """Work of a process: a robot with the SDK; it reports when it acts, and its Track at the end."""
     track, image = RobotHistory(), picture()
     period_s = 1 / rate_hz
     with client(address, rate_hz, on_action=Observer(track)) as robot:
-        due, told = time.monotonic(), False
+        due, reported = time.monotonic(), False
         while not told_to_stop(link, max(due - time.monotonic(), 0)):
             due = max(due + period_s, time.monotonic())
-            with suppress(EdgeflowError):  # a robot in HOLD goes on sending
+            with suppress(EdgeflowError):  # a robot in HOLD keeps sending frames
                 robot.push(image)
                 if robot.latest().needs_reset:
                     robot.reset()
-            if track.actions and not told:
+            if track.actions and not reported:
                 link.send("acting")
-                told = True
+                reported = True
         link.send(track)

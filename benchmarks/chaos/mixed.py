@@ -50,8 +50,8 @@ class ResourceWatch:
         self.series: dict[str, list[Sample]] = {name: [] for name in self._pids}
         self.replaced = 0
 
-    def look(self) -> None:
-        """Take one sample of each; a replaced process is counted, and its series begins again."""
+    def sample(self) -> None:
+        """Take one sample of each process; a replaced process is counted, and its series starts again."""
         elapsed_s, frames = time.monotonic() - self._began, answered(self._service) - self._first
         for name, pid in processes(self._service).items():
             if pid != self._pids.get(name):
@@ -60,7 +60,7 @@ class ResourceWatch:
             self.series[name].append(sample(pid, elapsed_s, frames))
 
     def rows(self) -> list[BoundedFigure]:
-        """Growth of each process; NaN, which meets no target, where there are too few samples."""
+        """Growth of each process; NaN, which meets no target, if there are too few samples."""
         found: list[BoundedFigure] = []
         for name, each in self.series.items():
             try:
@@ -82,7 +82,7 @@ def main() -> int:
     with ServiceUnderTest(CONFIG) as service, ExitStack() as stack:
         robots = [stack.enter_context(KillableProcess(sdk_track, service.address, HZ)) for _ in range(POLITE)]
         for robot in robots:
-            robot.hear(PATIENCE_S)
+            robot.receive(PATIENCE_S)
         spans.wait(QUIET, quiet_s)
         before = descriptors(service)
         did, watch = _beside_guests(service, spans, 60 * arguments.minutes - quiet_s)
@@ -116,7 +116,7 @@ def descriptors(service: ServiceUnderTest) -> dict[str, int]:
 
 
 def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> tuple[dict[str, object], ResourceWatch]:
-    """Let the guests in, watch for this time, and send them away; returns what they did."""
+    """Let the guests in, watch for this time, and send them away; return the guests' reports."""
     grpc_port, http_port = service.port("grpc"), service.port("http")
     with ExitStack() as stack:
         guests = {
@@ -128,21 +128,21 @@ def _beside_guests(service: ServiceUnderTest, spans: Spans, seconds: float) -> t
         }
         for guest in guests.values():
             stack.enter_context(guest)
-            guest.hear()
+            guest.receive()
         watch = ResourceWatch(service)
         every_s, began = max(seconds / SAMPLES, FASTEST_S), time.monotonic()
         with progress() as bar, spans.during(MIXED):
             task = bar.add_task(MIXED, total=seconds)
             while (elapsed_s := time.monotonic() - began) < seconds:
                 time.sleep(every_s)
-                watch.look()
+                watch.sample()
                 bar.update(task, completed=elapsed_s)
         for guest in guests.values():
             guest.link.send("stop")
-        return {name: _told(guest.hear(PATIENCE_S)) for name, guest in guests.items()}, watch
+        return {name: _summary(guest.receive(PATIENCE_S)) for name, guest in guests.items()}, watch
 
 
-def _told(report: object) -> object:
+def _summary(report: object) -> object:
     return {str(key): value for key, value in report.items()} if isinstance(report, Mapping) else report
 
 

@@ -1,6 +1,6 @@
-"""Guests of a service that do not behave: robots that cheat, and clients that chat without a pause.
+"""Misbehaving guests of a service: robots that cheat, and clients that chat without a pause.
 
-Each function is the work of a process: it reports when it is at it, and at the end what it did.
+Each function is the work of a process: it reports when it has started, and at the end what it did.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import grpc
 
-from benchmarks.chaos.robots import SMALL, Channel, http_status, opening, picture, run_until_told
+from benchmarks.chaos.robots import SMALL, Channel, http_status, opening, picture, run_until_stopped
 from edgeflow_client.rpc import control_pb2 as pb
 
 NICE = 10  # real guests use the processors of other machines
@@ -34,15 +34,15 @@ Tally = Counter[str]
 
 
 def cheats(link: Connection, address: str, count: int) -> None:
-    """Robots that send ten times what they declared, begin an episode every few frames, and come again when they are
-    thrown out. Reports streams by their ends, and messages.
+    """Robots that send ten times what they declared, start an episode every few frames, and reconnect when they are
+    disconnected. Reports streams by their ends, and messages.
     """
     image = pb.Image(data=picture(SMALL))
     _at_it(link, [lambda leaving, tally: _cheat(address, image, leaving, tally)] * count)
 
 
 def talkers(link: Connection, port: int, count: int) -> None:
-    """Chat clients that ask as soon as they were answered. Reports statuses."""
+    """Chat clients that ask again as soon as they are answered. Reports statuses."""
     _at_it(link, [lambda leaving, tally: _talk(port, leaving, tally)] * count)
 
 
@@ -50,7 +50,7 @@ def _at_it(link: Connection, works: list[Callable[[threading.Event, Tally], None
     os.nice(NICE)
     leaving, tallies = threading.Event(), [Tally() for _ in works]
     running = [partial(work, leaving, tally) for work, tally in zip(works, tallies, strict=True)]
-    run_until_told(link, running, leaving.set, PATIENCE_S)
+    run_until_stopped(link, running, leaving.set, PATIENCE_S)
     link.send(sum(tallies, Tally()))
 
 

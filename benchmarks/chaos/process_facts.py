@@ -125,7 +125,7 @@ def started_at(pid: int) -> float:
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, every_s: float = 0.005) -> float | None:
-    """Seconds until the condition holds; None when it did not in time."""
+    """Seconds until the condition holds; None if it does not in time."""
     started = time.monotonic()
     while not condition():
         if time.monotonic() - started > timeout_s:
@@ -136,7 +136,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float, every_s: float = 0
 
 @contextmanager
 def repeated(call: Callable[[], object], every_s: float) -> Iterator[None]:
-    """Call again and again in a thread, with a pause before each call, while the context lasts."""
+    """Call repeatedly in a thread, with a pause before each call, while the context lasts."""
     leaving = threading.Event()
 
     def run() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.chaos.report import ScenarioReport, parser
 from benchmarks.chaos.resource_faults.descriptors import descriptors
-from benchmarks.chaos.resource_faults.killable_service import FaultOptions, Patient, compared
+from benchmarks.chaos.resource_faults.killable_service import FaultOptions, KillableService, compared
 from benchmarks.chaos.resource_faults.outputs import blocked_pipe, closed_pipe, full_disk
 from benchmarks.chaos.resource_faults.processes import processes
 from benchmarks.chaos.resource_faults.suspended import suspended
@@ -55,11 +55,11 @@ def clock(setting: FaultOptions) -> list[BoundedFigure]:
         (Path(folder) / "sitecustomize.py").write_text(JUMPS)
         paths = [folder, os.environ.get("PYTHONPATH", "")]
         around = Surroundings(environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))})
-        with Patient() as well, Patient(around) as ill:
+        with KillableService() as healthy, KillableService(around) as faulty:
             time.sleep(QUIET_S)
-            usual, noticed = (len(patient.fleet.reasons()) for patient in (well, ill))
-            rows = compared(setting, "clock", ill, well)
-            days = len({round(each["time"] / DAY_S) for each in ill.service.events("state")})
+            usual, noticed = (len(killable.fleet.reasons()) for killable in (healthy, faulty))
+            rows = compared(setting, "clock", faulty, healthy)
+            days = len({round(each["time"] / DAY_S) for each in faulty.service.events("state")})
     return [
         BoundedFigure("days that the log saw", days),
         BoundedFigure(f"HOLDs in {QUIET_S:g} s of jumps", noticed, "", usual),

@@ -72,8 +72,8 @@ def opening(camera: CameraSpec, rate_hz: float, mode: pb.Mode = pb.MODE_PIPELINE
 class RawRobot:
     """A robot that sends frames at a rate until `leave`; all messages it received can be read afterwards.
 
-    before_write: called with each frame's number right before the library writes it. keep: record `told`, `ages` and
-    `holds`, for which a long run has no memory.
+    before_write: called with each frame's number right before the library writes it. keep: record `dispositions`,
+    `ages` and `holds`, for which a long run has no memory.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RawRobot:
         mode: pb.Mode = pb.MODE_PIPELINED,
     ) -> None:
         self.session = self.sent = 0
-        self.told: Counter[int] = Counter()
+        self.dispositions: Counter[int] = Counter()
         self.ages: list[tuple[int, int]] = []  # (received, age), nanoseconds
         self.holds: list[tuple[int, str]] = []  # (received, reason)
         self.notices: list[str] = []
@@ -139,7 +139,7 @@ class RawRobot:
     def _listen(self) -> None:
         try:
             for message in self._call:
-                self._hear(message)
+                self._receive(message)
             self.code = "OK"
         except grpc.RpcError as error:
             self.code, self.text = error.code().name, error.details() or ""
@@ -147,7 +147,7 @@ class RawRobot:
             self._ended.set()
             self._opened.set()
 
-    def _hear(self, message: pb.ServerMessage) -> None:
+    def _receive(self, message: pb.ServerMessage) -> None:
         match message.WhichOneof("kind"):
             case "opened":
                 self.session = message.opened.session
@@ -156,7 +156,7 @@ class RawRobot:
                 self._hear_action(message.action)
             case "frame_status" if self._keep:
                 status = message.frame_status
-                self.told.update(range(status.seq, max(status.last_seq, status.seq) + 1))
+                self.dispositions.update(range(status.seq, max(status.last_seq, status.seq) + 1))
             case "notice":
                 self.notices.append(message.notice.kind)
 
@@ -173,7 +173,7 @@ class RawRobot:
 
 
 def client(address: str, rate_hz: float, **options: object) -> RobotClient:
-    """An SDK client that acts again by itself however long a lost worker takes to be replaced."""
+    """An SDK client that acts again by itself however long the replacement of a lost worker takes."""
     return RobotClient(
         address,
         cameras=[SMALL],
@@ -211,7 +211,7 @@ class KillableProcess:
         self.process.join()
         self.link.close()
 
-    def hear(self, timeout_s: float = 30.0) -> object:
+    def receive(self, timeout_s: float = 30.0) -> object:
         """The next message from the process."""
         if not self.link.poll(timeout_s):
             raise TimeoutError(f"no message from a robot for {timeout_s:g} s")
@@ -220,7 +220,7 @@ class KillableProcess:
     def finish(self, timeout_s: float = 30.0) -> Any:
         """Ask the process to stop, and return its next message."""
         self.link.send("stop")
-        return self.hear(timeout_s)
+        return self.receive(timeout_s)
 
 
 def at_work(link: Connection, robots: Sequence[RawRobot]) -> None:
@@ -239,7 +239,7 @@ def told_to_stop(link: Connection, wait_s: float | None = 0.0) -> bool:
     return link.poll(wait_s)
 
 
-def run_until_told(
+def run_until_stopped(
     link: Connection, works: Sequence[Callable[[], None]], stop: Callable[[], None], join_s: float | None = None
 ) -> None:
     """In a process of strangers: run each work in a thread, and end all by `stop` when the benchmark asks for it."""

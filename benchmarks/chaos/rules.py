@@ -14,7 +14,7 @@ GROWTH_BYTES = 8 * MIB
 GROWTH_SHARE = 0.01
 SLOPE_BYTES = MIB  # per SLOPE_FRAMES
 SLOPE_FRAMES = 100_000
-EARLY, LATE = (0.4, 0.5), (0.9, 1.0)  # shares of the frames; what comes before is warm-up
+EARLY, LATE = (0.4, 0.5), (0.9, 1.0)  # shares of the frames; earlier frames are warm-up
 FEWEST = 3  # samples in each window
 
 
@@ -24,8 +24,9 @@ class Growth:
 
     early_bytes: float
     growth_bytes: float
-    """Median of the last window minus that of the early one. slope: per 100,000 frames."""
+    """Median of the last window minus that of the early one."""
     slope_bytes: float
+    """Growth per 100,000 frames."""
 
     @property
     def share(self) -> float:
@@ -79,16 +80,16 @@ class Account:
 
     accepted: int
     untold: tuple[int, ...]
-    """None."""
+    """Frames without any."""
     repeated: tuple[int, ...]
-    """More than one."""
+    """Frames with more than one."""
     strange: tuple[int, ...]
-    """Frames not accepted."""
+    """Frames that were not accepted."""
 
 
-def account(accepted: Iterable[int], told: Mapping[int, int]) -> Account:
-    """Compare the frames that the service accepted with `told`, the number of dispositions of each frame."""
-    taken, counts = set(accepted), Counter(told)
+def account(accepted: Iterable[int], dispositions: Mapping[int, int]) -> Account:
+    """Compare the frames that the service accepted with `dispositions`, the number of dispositions of each frame."""
+    taken, counts = set(accepted), Counter(dispositions)
     return Account(
         len(taken),
         tuple(sorted(seq for seq in taken if not counts[seq])),

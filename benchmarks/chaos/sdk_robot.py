@@ -15,7 +15,7 @@ from edgeflow_client.errors import EdgeflowError
 from edgeflow_client.robot import RobotClient
 
 PATIENCE_S = 120.0
-PIPE_NS = 50_000_000  # what was said until now is heard by then
+PIPE_NS = 50_000_000  # everything sent so far has arrived by then
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class RobotTotals:
     """Totals of a robot."""
 
     sessions: tuple[int, ...]
-    """All it had."""
+    """All of its sessions."""
     reconnects: int
     asked: int
     overdue: int
-    """Times that `latest` returned an action past its validity."""
+    """How often `latest` returned an action past its validity."""
 
 
 class DirectiveWatch:
@@ -68,7 +68,7 @@ class DirectiveWatch:
 
 
 def sdk_robot(link: Connection, address: str, rate_hz: float, poll_s: float = 0.004) -> None:
-    """Push frames at a rate, call `latest` every poll_s, and `reset` when it is needed, until the benchmark sends a
+    """Push frames at a rate, call `latest` every poll_s, and `reset` when necessary, until the benchmark sends a
     message.
     """
     watch, image = DirectiveWatch(link), picture()
@@ -127,7 +127,7 @@ class Fleet:
         """Wait until every robot does this, at since_ns or later, and return the changes; TimeoutError."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
-            self._hear()
+            self._receive()
             found = [first(said, command, since_ns) for said in self._said]
             changes = [each for each in found if each is not None]
             if len(changes) == len(found) and time.monotonic_ns() > since_ns + PIPE_NS:
@@ -136,7 +136,7 @@ class Fleet:
 
     def reasons(self) -> list[str]:
         """The reasons of all HOLDs and STOPs so far, those before a robot's first action left out."""
-        self._hear()
+        self._receive()
         found = []
         for said in self._said:
             acted = next((index for index, change in enumerate(said) if change.command == "act"), len(said))
@@ -149,7 +149,7 @@ class Fleet:
             robot.link.send("stop")
         return [_summary(robot) for robot in self._robots]
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Receive all pending messages, waiting briefly for more."""
         links = {robot.link: said for robot, said in zip(self._robots, self._said, strict=True)}
         while ready := wait(list(links), PIPE_NS / 1e9):
@@ -165,6 +165,6 @@ def first(said: Sequence[Change], command: str, since_ns: int) -> Change | None:
 
 
 def _summary(robot: KillableProcess) -> RobotTotals:
-    while not isinstance(said := robot.hear(), RobotTotals):
+    while not isinstance(said := robot.receive(), RobotTotals):
         pass
     return said

@@ -103,7 +103,7 @@ def _without_model(kinds: Iterable[str], robots: int, generator: random.Random, 
 
         def start() -> int:
             process = stack.enter_context(KillableProcess(fake_server, VALID_MS))
-            proxy.target = int(process.hear())  # type: ignore[call-overload]
+            proxy.target = int(process.receive())  # type: ignore[call-overload]
             return int(process.process.pid or 0)
 
         server = _FaultedServer(proxy, start(), start)

@@ -26,9 +26,9 @@ ROOT = Path(__file__).parents[2]
 READY_S = 300.0  # a large model is read, and its reserve stands by
 START_S = 120.0  # of a worker
 EXIT_S = 30.0
-METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is everybody's
+METRICS_FROM = "127.0.0.9"  # connections are counted per address, and 127.0.0.1 is shared by all
 MANY_CRASHES = {"timing": {"crash_limit": 1000}}
-"""Part of a configuration: workers may be lost as often as scenarios kill them."""
+"""Part of a configuration: allows workers to be lost as often as scenarios kill them."""
 IDLE_LOOKS = 10  # in a row, by which a reserve has loaded everything
 SAMPLE = re.compile(r"^([a-z0-9_]+)(\{.*\})? ([-+.\deEinfNa]+)$")
 
@@ -39,9 +39,9 @@ class Surroundings:
 
     output: int | None = None
     errors: int | None = None
-    """Both: descriptors; None: nowhere, and the log that `events` reads."""
+    """Both: file descriptors. None: /dev/null for the output, and for the errors the log that `events` reads."""
     under: Sequence[str] = ()
-    """A command that runs the service's, given after it."""
+    """The command that runs the service's command, such as a tracer."""
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -178,11 +178,11 @@ class ServiceUnderTest:
         return totals
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the front."""
+        """Send a signal to control."""
         self._process.send_signal(number)
 
     def wait_exit(self, timeout_s: float) -> int | None:
-        """Wait for the front's exit code; None when it still runs."""
+        """Wait for control's exit code; None if it still runs."""
         try:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -205,7 +205,7 @@ class ServiceUnderTest:
         return sorted((pid for pid in children(self.pid) if ENTRY in " ".join(command(pid))), key=_age)
 
     def _release(self) -> None:
-        """End the service, whatever state the scenario left it in."""
+        """End the service in any state that the scenario left it in."""
         workers = children(self.pid) if alive(self.pid) else []
         if self._process.poll() is None:
             self.signal(signal.SIGCONT)

@@ -39,18 +39,18 @@ class ReceivedMessages:
     session: int
     sent: int
     dispositions: dict[int, int]
-    """Their number by frame."""
+    """Number of dispositions by frame."""
     drain: bool
     held: bool
-    """The last command was HOLD."""
+    """True if the last command was HOLD."""
     code: str
 
     @classmethod
     def of(cls, robot: RawRobot) -> ReceivedMessages:
         """The record of a robot whose stream has ended."""
         drain, held = "drain" in robot.notices, robot.last_command == pb.COMMAND_HOLD
-        told, code = dict(robot.told), robot.code
-        return cls(session=robot.session, sent=robot.sent, dispositions=told, drain=drain, held=held, code=code)
+        dispositions, code = dict(robot.dispositions), robot.code
+        return cls(session=robot.session, sent=robot.sent, dispositions=dispositions, drain=drain, held=held, code=code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Trial:
 
     exit_s: float
     exit_code: int | None
-    """Both: of the front after SIGTERM; None when it did not exit."""
+    """Both: of control after SIGTERM; None if it did not exit."""
     orphans: int
     accounts: list[Account]
     without_drain: int
@@ -67,7 +67,7 @@ class Trial:
     codes: list[str]
     sent: int
     sdk_held: bool
-    """The SDK's robot held in time."""
+    """True if the SDK's robot held in time."""
 
 
 def main() -> int:
@@ -106,10 +106,10 @@ def _one(generator: random.Random) -> Trial:
 def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     groups = [KillableProcess(_robots, service.address, ROBOTS // PROCESSES) for _ in range(PROCESSES)]
     sdk = KillableProcess(sdk_robot, service.address, HZ, 0.02)
-    while not (isinstance(said := sdk.hear(), Change) and said.command == "act"):
+    while not (isinstance(message := sdk.receive(), Change) and message.command == "act"):
         pass
     for group in groups:
-        group.hear()
+        group.receive()
     time.sleep(after_s)
     worker = service.worker()
     asked = time.monotonic()
@@ -117,7 +117,7 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
     code = service.wait_exit(GIVE_UP_S)
     exit_s = time.monotonic() - asked
     orphan = wait_for(lambda: not alive(worker), 0.5) is None
-    received: list[ReceivedMessages] = [each for group in groups for each in group.hear()]  # type: ignore[attr-defined]
+    received: list[ReceivedMessages] = [each for group in groups for each in group.receive()]  # type: ignore[attr-defined]
     held = _sdk_held(sdk)
     for robot in (*groups, sdk):
         robot.close()
@@ -136,12 +136,12 @@ def _stopped(service: ServiceUnderTest, path: Path, after_s: float) -> Trial:
 
 
 def _sdk_held(sdk: KillableProcess) -> bool:
-    """True when its last change is HOLD, at most 20 ms after the last action's validity, and nothing was overdue."""
+    """True if its last change is to HOLD, at most 20 ms after the last action's validity, and no action was overdue."""
     sdk.link.send("stop")
     last: Change | None = None
-    while not isinstance(said := sdk.hear(), RobotTotals):
-        last = said if isinstance(said, Change) else last
-    return last is not None and last.command == "hold" and last.late_ns <= 20_000_000 and said.overdue == 0
+    while not isinstance(message := sdk.receive(), RobotTotals):
+        last = message if isinstance(message, Change) else last
+    return last is not None and last.command == "hold" and last.late_ns <= 20_000_000 and message.overdue == 0
 
 
 def _robots(link: Connection, address: str, count: int) -> None:

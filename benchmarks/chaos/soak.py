@@ -47,7 +47,7 @@ class Sample:
 
     seconds: float
     frames: int
-    """Answered with an action so far."""
+    """Number of frames answered with an action so far."""
     resident: int
     highest: int
     proportional: int
@@ -65,7 +65,7 @@ def main() -> int:
         ServiceUnderTest(config, probes) as service,
         KillableProcess(_robots, service.address, arguments.robots, arguments.rate) as robots,
     ):
-        robots.hear()
+        robots.receive()
         series = _watch(service, arguments)
         leaked = arguments.leak_bytes * service.metrics()["edgeflow_frames_total"] / answered(service)
         codes = robots.finish(60.0)

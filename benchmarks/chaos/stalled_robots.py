@@ -24,7 +24,7 @@ HZ, POLL_S = 5.0, 0.01
 CAMERA = CameraSpec("wrist", 16, 16, ImageFormat.RGB8)
 GIVE_UP_S = 30.0  # a robot that does not act again this long after a stall
 DIRECTIONS = ((SERVICE, ROBOT), (SERVICE,), (ROBOT,))
-STALLED = "stalled"  # said after each stall
+STALLED = "stalled"  # sent after each stall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +32,10 @@ class StalledRobotsPlan:
     """The task of a process of robots."""
 
     stalls_s: Sequence[Sequence[float]]
-    """The lengths of each robot's stalls; a robot without any acts for watch_s."""
+    """Lengths of each robot's stalls; a robot without stalls acts for watch_s."""
     seed: int
     limit_ms: float | None
-    """The age limit to judge by, None = the one that each action carries."""
+    """The age limit to judge by; None = the one in each action."""
     watch_s: float = 0.0
     max_action_age_s: float | None = None
     """The SDK's setting."""
@@ -46,16 +46,16 @@ class StalledRobotRecord:
     """The record of a robot."""
 
     late_ms: float = -math.inf
-    """Age of the oldest frame acted on when `latest` had returned its action, minus its limit; -inf = it acted on
-    none.
+    """Age of the oldest frame acted on when `latest` returned its action, minus its limit; -inf = it did not act on
+    any.
     """
     asked: int = 0
     acted: int = 0
     beyond: int = 0
-    """Calls of `latest` that were made beyond the limit and returned the action all the same."""
+    """How often `latest` returned an action beyond the limit."""
     too_old: int = 0
     lost: int = 0
-    """Stalls after which it did not act again."""
+    """Number of stalls after which the robot did not act again."""
     stalls_s: list[float] = field(default_factory=list)
 
 
@@ -144,7 +144,9 @@ class StalledRobot:
 
 
 def stalled_robots(link: Connection, port: int, plan: StalledRobotsPlan) -> None:
-    """Work of a process: robots live through their stalls, each of which is reported; at the end what they saw."""
+    """Work of a process: robots go through their stalls, each of which is reported; at the end their
+    records are sent.
+    """
     with ExitStack() as stack:
         robots = [StalledRobot(stack, port, plan, number) for number in range(len(plan.stalls_s))]
         while not told_to_stop(link, POLL_S) and not all(robot.finished() for robot in robots):

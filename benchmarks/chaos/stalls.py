@@ -155,7 +155,7 @@ def _real(count: int, generator: random.Random, ended: Callable[[int], object]) 
 
 
 def _stop(robots: KillableProcess, service: ServiceUnderTest, seconds: float, worker: bool) -> None:
-    """Stop the worker or the front for some seconds, while all robots act."""
+    """Stop the worker or control for some seconds, while all robots act."""
     _wait_acting(robots)
     pid = service.worker() if worker else service.pid
     os.kill(pid, signal.SIGSTOP)
@@ -168,13 +168,13 @@ def _stop(robots: KillableProcess, service: ServiceUnderTest, seconds: float, wo
 
 def _wait_acting(robots: KillableProcess) -> None:
     robots.link.send(time.monotonic_ns())
-    robots.hear(PATIENCE_S)
+    robots.receive(PATIENCE_S)
 
 
 def _serve(stack: ExitStack, manners: Manners) -> int:
     """Start a server without a model and return its port."""
     process = stack.enter_context(KillableProcess(fake_server, VALID_MS, manners))
-    return int(process.hear())  # type: ignore[call-overload]
+    return int(process.receive())  # type: ignore[call-overload]
 
 
 def _run(
@@ -199,7 +199,7 @@ def _run(
 
 
 def _samples(seen: Seen) -> dict[str, list[dict[str, object]]]:
-    """The records of all robots; late_ms is null where it acted on no frame."""
+    """The records of all robots; late_ms is null if a robot did not act on any frame."""
     return {
         name: [{**asdict(robot), "late_ms": robot.late_ms if robot.acted else None} for robot in robots]
         for name, robots in seen.items()

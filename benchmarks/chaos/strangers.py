@@ -42,7 +42,7 @@ class AttackCost:
 
     spans: Spans = field(default_factory=Spans)
     did: list[float] = field(default_factory=list)
-    """The attackers' reports."""
+    """Reports of the attackers."""
     descriptors: int = 0  # of the front, at most
     left: int = 0  # descriptors more than before, once they were gone
     resident: list[int] = field(default_factory=list)  # bytes of the front after each
@@ -54,7 +54,7 @@ def main() -> int:
     arguments = parser(__doc__, 3).parse_args()
     report = ScenarioReport("strangers", arguments)
     with ServiceUnderTest(CONFIG) as service, KillableProcess(bystanders, service.address, ROBOTS, HZ) as robots:
-        robots.hear()
+        robots.receive()
         grpc_port, http_port = service.port("grpc"), service.port("http")
         slow = _blocks(
             service,
@@ -92,7 +92,7 @@ def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], Killable
     """Alternate quiet and attacked blocks."""
     found, counted = AttackCost(), _calls(service)
 
-    def look() -> None:
+    def sample() -> None:
         found.descriptors = max(found.descriptors, held(service.pid).descriptors)
 
     with progress() as bar:
@@ -100,8 +100,8 @@ def _blocks(service: ServiceUnderTest, turns: int, attack: Callable[[], Killable
             found.spans.wait(QUIET, BLOCK_S)
             before = held(service.pid).descriptors
             with attack() as stranger:
-                stranger.hear()
-                found.spans.wait(ATTACKED, BLOCK_S, look)
+                stranger.receive()
+                found.spans.wait(ATTACKED, BLOCK_S, sample)
                 found.did.append(stranger.finish())
                 stranger.process.join()
             wait_for(lambda before=before: held(service.pid).descriptors <= before, SETTLE_S, 0.1)  # type: ignore[misc]

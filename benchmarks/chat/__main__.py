@@ -30,7 +30,7 @@ PEER_NAMES = {"OpenVINO, 8 bits": "openvino_peer", "llama.cpp, Q8_0": "llama_cpp
 
 
 def main() -> None:
-    """Measure and print; exit code 1 when a bar is missed."""
+    """Measure and print; exit code 1 if a bar is missed."""
     arguments = figures.parsed(figures.chat_options(__doc__, 5, "openvino-genai, gguf and safetensors"))
     torch.set_num_threads(arguments.threads)
     torch.set_grad_enabled(False)
@@ -83,7 +83,9 @@ def _systems(folder: Path, arguments: argparse.Namespace, stack: contextlib.Exit
 
 
 def _alone(ours: Ours, name: str, token_ms: float, arguments: argparse.Namespace) -> list[Bar]:
-    """Our best by itself: a fixed prefix, the jitter of a long answer, bytes against what the machine copies."""
+    """edgeflow's fastest system by itself: a fixed prefix, the jitter of a long answer, bytes relative to what the
+    machine copies.
+    """
     generator = np.random.default_rng(1)
 
     def prompt() -> list[int]:

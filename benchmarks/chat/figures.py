@@ -24,7 +24,7 @@ from edgeflow_client.loadtest.terminal import table_console
 Round = Mapping[str, Timed]
 COPIES = 9
 HALVES = "edgeflow bfloat16"
-"""Our system whose weights are in bfloat16."""
+"""edgeflow's system with weights in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,24 +47,24 @@ class SystemRow(ChatTimes):
     """The figures of one system."""
 
     ratio: float
-    """Decode time of transformers' better dtype in that of this system, round by round."""
+    """Decode time of transformers' better dtype divided by this system's, round by round."""
     same: float
-    """Tokens that equal those of transformers in float32."""
+    """Share of tokens equal to those of transformers in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A figure with what it must be; None where only the figure is wanted."""
+    """A figure and its limits; None if the figure is only reported."""
 
     name: str
     value: float | None
-    """None where it was not measured."""
+    """None if it was not measured."""
     least: float | None = None
     most: float | None = None
 
     @property
     def met(self) -> bool | None:
-        """None where the figure was not measured, or has no limit."""
+        """None if the figure was not measured, or has no limit."""
         if self.value is None or (self.least is None and self.most is None):
             return None
         return (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
@@ -91,7 +91,7 @@ def chat_options(description: str | None, rounds: int, openvino: str) -> argpars
 
 
 def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options as they were given, checked."""
+    """The checked options."""
     arguments = parser.parse_args()
     if arguments.llama_cpp and not arguments.openvino:
         parser.error("--llama-cpp needs --openvino, whose environment writes the GGUF file")
@@ -101,7 +101,7 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def show(
     head: Sequence[str], rows: Iterable[Sequence[str]], bars: Sequence[Bar], arguments: argparse.Namespace
 ) -> None:
-    """Print the table of the systems, and that of the figures."""
+    """Print the table of the systems and the table of the figures."""
     title = f"494 M, random weights, {arguments.threads} threads: {arguments.prompt} tokens in, {arguments.tokens} out"
     table, figures = Table(*head, title=title), Table("figure", "value", "bar", "")
     for cells in rows:
@@ -114,10 +114,10 @@ def show(
 
 
 def finish(arguments: argparse.Namespace, rows: Sequence[Any], bars: Sequence[Bar], **more: object) -> None:
-    """Write the result file, and end with exit code 1 when a bar is missed."""
+    """Write the result file; end with exit code 1 if a bar is missed."""
     asked = {name: getattr(arguments, name) for name in ("threads", "prompt", "tokens", "rounds")}
-    told = [asdict(bar) | {"met": bar.met} for bar in bars]  # null where a bar was not measured
-    report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": told, **more}
+    values = [asdict(bar) | {"met": bar.met} for bar in bars]  # null where a bar was not measured
+    report = {**machine_facts(), **asked, "rows": [asdict(row) for row in rows], "bars": values, **more}
     keep(arguments.json, report)
     raise SystemExit(any(bar.met is False for bar in bars))
 
@@ -164,7 +164,7 @@ def peer_ratios(rounds: Sequence[Round], peers: Sequence[str]) -> list[Bar]:
 
 
 def peer_bars(bits: str, rounds: Sequence[Round], ours: Sequence[float], peers: Sequence[str]) -> list[Bar]:
-    """The faster peer's time as a part of edgeflow's, which is the bar, and the slower one's.
+    """The faster peer's time relative to edgeflow's, which is the bar, and the slower peer's.
 
     ours: seconds per token in each round.
     """

@@ -147,8 +147,8 @@ class Peer:
         print(json.dumps({"prompt": prompt, "tokens": count}), file=self._process.stdin, flush=True)
         while line := self._process.stdout.readline():
             if line.startswith('{"times"'):
-                told = json.loads(line)
-                return Timed(told["times"], told["tokens"])
+                reply = json.loads(line)
+                return Timed(reply["times"], reply["tokens"])
         raise SystemExit(f"{self._process.args}: ended without an answer")
 
     def peak_bytes(self) -> int:

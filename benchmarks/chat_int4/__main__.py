@@ -33,9 +33,9 @@ INT4, INT8, HALVES = "edgeflow, 4 bits", "edgeflow, 8 bits", "edgeflow, bfloat16
 LLAMA, OPENVINO = "llama.cpp, Q4_0", "OpenVINO, 4 bits"
 GROUP = 64
 LEAST_GAIN = 1.25
-"""The decode rate in 4 bits over that in 8."""
+"""The least decode rate in 4 bits, relative to 8 bits."""
 MOST_FIRST_TOKEN = 1.15
-"""The time to our first token in 4 bits over that in bfloat16."""
+"""The most time to edgeflow's first token in 4 bits, relative to bfloat16."""
 
 HEAD = SHAPE["vocab_size"] * SHAPE["hidden_size"]
 
@@ -60,7 +60,9 @@ BITS = {
     LLAMA: Bits(4 + 16 / 32, 8 + 16 / 32),
     OPENVINO: Bits(4 + (16 + 4) / GROUP, 8 + (16 + 8) / SHAPE["hidden_size"]),
 }
-"""A scale of our 4 bits has 16 bits and a zero point 8; OpenVINO's have 16 and 4, a scale of llama.cpp 16 per 32."""
+"""Bits besides the weights: edgeflow's 4-bit format has 16 per scale and 8 per zero point, OpenVINO's 16 and 4,
+llama.cpp's 16 per scale of 32 weights.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,12 +25,12 @@ class Checkpoints:
 
     floats: Path
     halves: Path
-    """Both: safetensors in float32 and bfloat16."""
+    """Both: safetensors, in float32 and bfloat16."""
     awq: Path
     """In 4 bits."""
     q4_0: Path | None
     f16: Path | None
-    """Both: GGUF files, None without an interpreter that writes them."""
+    """Both: GGUF files; None without an interpreter that can write them."""
 
 
 def write_all(folder: Path, group: int, python: Path | None) -> Checkpoints:

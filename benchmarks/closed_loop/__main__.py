@@ -88,10 +88,10 @@ def _line(row: dict[str, Any]) -> str:
     anchored = "" if row["anchored"] else ", not anchored"
     head = f"{row['policy']}, {row['profile']}, {row['mode']}{injected}{anchored}, {row['speed_cm_s']:g} cm/s"
     rest = (row["seconds_per_success"], row["fps"], row["age_mean_ms"], row["age_p99_ms"], row["passes_mean"])
-    told = ["-" if value is None else f"{value:.3g}" for value in rest]
+    numbers = ["-" if value is None else f"{value:.3g}" for value in rest]
     return (
-        f"{head}: {share}, {told[0]} s per success; {told[1]} actions/s, age {told[2]} ms (p99 {told[3]}),"
-        f" {told[4]} passes, overtaken {row['overtaken']:.0%}, unsettled {row['unsettled']:.0%}"
+        f"{head}: {share}, {numbers[0]} s per success; {numbers[1]} actions/s, age {numbers[2]} ms (p99 {numbers[3]}),"
+        f" {numbers[4]} passes, overtaken {row['overtaken']:.0%}, unsettled {row['unsettled']:.0%}"
     )
 
 

@@ -36,7 +36,7 @@ class ClosedLoopCell:
     condition: TableCondition
     episodes: int
     policy: str = EMBEDDED_MODEL
-    """The embedded one, or the directory of another."""
+    """The embedded policy, or the directory of another."""
 
 
 @dataclass(frozen=True, slots=True)

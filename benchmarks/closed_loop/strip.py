@@ -40,7 +40,7 @@ from edgeflow_client.pose import Vector
 
 RESULTS = Path(__file__).parents[1] / "results" / "closed-loop-cpu-2026-11-22.json"
 MOMENTS_S = (0.9, 1.2, 1.6, 2.0, 2.4)
-"""The end of the episode follows."""
+"""Moments of the pictures; the end of the episode follows."""
 PACES = (SERIAL, PIPELINED, EXACT)
 _PIXELS = (1600, 780)
 _RENDERED = (448, 416)  # pixels of one picture, twice its size, so that its edges are smooth
@@ -54,9 +54,9 @@ class Shot:
     seconds: float
     moment: Moment
     tool: Vector
-    """Where the gripper closes, `[3]`, metres."""
+    """Position in which the gripper closes, `[3]`, metres."""
     grasp: Vector
-    """Where it should."""
+    """Position in which it should close."""
 
     @property
     def apart_mm(self) -> float:

@@ -25,7 +25,7 @@ class BadBody:
 
     make: Callable[[Body, random.Random], bytes]
     field: str
-    """What the rejection names."""
+    """The field that the rejection must name."""
 
 
 def _plain(change: Callable[[Body, random.Random], Any], field: str) -> BadBody:

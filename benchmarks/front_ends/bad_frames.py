@@ -66,11 +66,11 @@ class BadFrameFindings:
     start_ns: int = field(default_factory=time.monotonic_ns)
     end_ns: int = 0
     slowest_ms: float = 0.0
-    """The slowest of the openpi robot beside it."""
+    """Slowest round trip of the openpi robot beside it."""
     sent: int = 0
     wrong: int = 0
     problems: list[str] = field(default_factory=list)
-    """Wrong answers, of which the first are kept."""
+    """The first wrong answers."""
 
     def note(self, problem: str) -> None:
         """Count a wrong answer; "" is none."""
@@ -97,16 +97,16 @@ def main() -> int:
         KillableProcess(openpi_track, service.port("robots"), ROBOT_HZ) as robot,
         KillableProcess(grpc_track, service.address, GRPC_HZ) as other,
     ):
-        robot.hear(), other.hear()
+        robot.receive(), other.receive()
         spans.wait(QUIET, QUIET_S)
         kinds = {"openpi": list(bad_messages.KINDS), "act": list(bad_bodies.KINDS)}
         chosen = [(who, kind) for who, each in kinds.items() for kind in each if kind in (arguments.kind or each)]
         plan = BadFramesPlan(service.port("robots"), chosen, arguments.count, arguments.seed)
         with KillableProcess(send_bad, plan) as stranger, progress() as bar:
-            stranger.hear()
+            stranger.receive()
             with spans.during(BAD):
                 for _ in bar.track(chosen, description=BAD):
-                    found.append(stranger.hear(KIND_S))  # type: ignore[arg-type]
+                    found.append(stranger.receive(KIND_S))  # type: ignore[arg-type]
         kept: RobotRecord = robot.finish(FINISH_S)
         track: RobotHistory = other.finish(FINISH_S)
         incidents = service.log.read_text(errors="replace").count('"incident"')
@@ -141,7 +141,7 @@ class BadFramesPlan:
 
     port: int
     kinds: list[tuple[str, str]]
-    """Whose, and which."""
+    """Front end and kind of each bad input."""
     count: int
     seed: int
 

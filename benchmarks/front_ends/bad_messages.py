@@ -15,7 +15,7 @@ from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 
 Observation = dict[str, Any]
 Message = bytes | str | list[bytes]
-"""A list stands for the parts of one message."""
+"""One message; a list stands for its parts."""
 IMAGE, WRIST = (f"observation/{name}" for name in CAMERAS)
 STATE, PROMPT = "observation/state", "prompt"
 TOO_BIG = 1009  # a code of closing
@@ -28,9 +28,9 @@ class BadMessage:
 
     make: Callable[[Observation, random.Random], Message]
     field: str
-    """What the rejection names."""
+    """The field that the rejection must name."""
     closes: int = 0
-    """The code with which the connection may end; 0 = never."""
+    """The code with which the connection may end; 0 = it must stay open."""
 
 
 def _packed(change: Callable[[Observation, random.Random], Observation | None], field: str) -> BadMessage:

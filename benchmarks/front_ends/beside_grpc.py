@@ -34,7 +34,7 @@ def main() -> int:
         stub_service(arguments.clients + 1, {}, pass_s=PASS_S) as service,
         KillableProcess(grpc_track, service.address, GRPC_HZ) as robot,
     ):
-        robot.hear()
+        robot.receive()
         spans.wait(WARM_UP, WARM_UP_S)
         with progress() as bar:
             for _ in bar.track(range(arguments.trials), description=BESIDE):
@@ -70,8 +70,8 @@ def _beside(port: int, spans: Spans, count: int, seconds: float) -> list[RobotRe
             for seed in range(count)
         ]
         for client in clients:
-            client.hear()
+            client.receive()
         spans.wait(BESIDE, seconds)
         for client in clients:
             client.link.send("stop")
-        return [client.hear(FINISH_S) for client in clients]  # type: ignore[misc]
+        return [client.receive(FINISH_S) for client in clients]  # type: ignore[misc]

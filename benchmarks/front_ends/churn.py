@@ -70,7 +70,7 @@ def main() -> int:
     parts = {"warm-up": WARM_UP_SHARE, "measured": 1 - WARM_UP_SHARE}
     sizes, open_, pids = list[dict[str, int]](), list[dict[str, ProcessResources]](), list[dict[str, int]]()
 
-    def look() -> None:
+    def sample() -> None:
         found = processes(service)
         pids.append(found)
         sizes.append({name: resident(pid) for name, pid in found.items()})
@@ -80,18 +80,18 @@ def main() -> int:
         stub_service(SESSIONS, config) as service,
         KillableProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
-        robot.hear()
-        look()
+        robot.receive()
+        sample()
         with progress() as bar:
             for name, share in parts.items():
                 each = max(round(arguments.count * share / STEPS), 1)
                 for step in bar.track(range(STEPS), description=name):
                     plan = (service.address, service.port("robots"), each, f"{arguments.seed} {name} {step}")
                     with KillableProcess(churned, *plan) as client:
-                        did += client.hear(STEP_S)  # type: ignore[arg-type]
+                        did += client.receive(STEP_S)  # type: ignore[arg-type]
                 settled = partial(_settled, service, open_[0])
                 wait_for(settled, SETTLE_S, 0.5)
-                look()
+                sample()
         sessions = service.metrics()["edgeflow_sessions"] - 1
         kept: RobotRecord = robot.finish(FINISH_S)
         incidents = service.log.read_text(errors="replace").count('"incident"')
@@ -240,7 +240,7 @@ def _asked(client: _Client, answered: bool) -> None:
     def use(socket: RawWebsocket) -> None:
         socket.link.sendall(client.message)
         if answered:
-            socket.hear()
+            socket.receive()
 
     client.websocket(use)
 

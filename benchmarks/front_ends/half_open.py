@@ -64,7 +64,7 @@ class RawWebsocket:
         """Send a message."""
         self.link.sendall(frame(data, kind))
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """The next message."""
         return self._message(b"")
 
@@ -100,7 +100,7 @@ def main() -> int:
         stub_service(SESSIONS, {}, pass_s=0.001) as service,
         KillableProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
-        robot.hear()
+        robot.receive()
         wait_for(lambda: _sessions(service) == 1, PATIENCE_S, 0.1)  # metrics come once a second
         ended_s = {name: made(service) for name, made in CASES.items()}
         left = _sessions(service) - 1
@@ -152,7 +152,7 @@ def _after_answer(service: ServiceUnderTest) -> float:
         client = RawWebsocket(service.port("robots"))
         client.shake()
         client.send(DistinctObservations(0, SIDE).message())
-        client.hear()
+        client.receive()
         return client
 
     return _ended_s(service, vanish, 1)
@@ -190,7 +190,7 @@ def _stopped(service: ServiceUnderTest) -> float:
 
     def vanish() -> KillableProcess:
         robots.append(KillableProcess(openpi_track, service.port("robots"), 10.0, STRANGER))
-        robots[0].hear()
+        robots[0].receive()
         os.kill(robots[0].process.pid or 0, signal.SIGSTOP)
         return robots[0]
 

@@ -42,7 +42,7 @@ class Answered:
 
     got: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
-    """Actions that belong to other requests."""
+    """Number of actions that belong to other requests."""
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
             client.link.send("stop")
         found: dict[str, list[Answered]] = {who: [] for who in works}
         for who, client in clients:
-            found[who].append(client.hear(FINISH_S))  # type: ignore[arg-type]
+            found[who].append(client.receive(FINISH_S))  # type: ignore[arg-type]
     rows, samples = [], {}
     for who, each in found.items():
         got = sum((one.got for one in each), Counter[str]())

@@ -132,12 +132,12 @@ class RobotRecord:
     """The record of a robot."""
 
     track: RobotHistory = field(default_factory=RobotHistory)
-    """Its actions by when they came and how long they took; whatever else it got, or how it lost its connection, as
-    a HOLD.
+    """Its actions by time of arrival and round trip; every other answer, and the loss of the connection, counts as a
+    HOLD.
     """
     asked: int = 0
     wrong: int = 0
-    """Actions that are not those of their observations."""
+    """Number of actions that are not those of their observations."""
 
     @property
     def lost(self) -> list[str]:

@@ -65,7 +65,7 @@ def _round(python: Path | None, port: int, warm_up: int, count: int) -> list[flo
     """Milliseconds of each request of one connection, of a process."""
     if python is None:
         with KillableProcess(own_loop, port, warm_up, count) as client:
-            found: list[float] = client.hear(ROUND_S)  # type: ignore[assignment]
+            found: list[float] = client.receive(ROUND_S)  # type: ignore[assignment]
             return found
     command = [str(python), str(LOOP), str(port), str(warm_up), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ROUND_S, check=False)

@@ -27,7 +27,7 @@ from benchmarks.chaos.interference import QUIET, Bars, RobotHistory, Spans, hold
 from benchmarks.chaos.mixed_guests import talkers
 from benchmarks.chaos.process_facts import alive, wait_for
 from benchmarks.chaos.report import ScenarioReport, parser, progress
-from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, run_until_told
+from benchmarks.chaos.robots import INSTRUCTION, KillableProcess, run_until_stopped
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.front_ends.beside_grpc import answers_rows
@@ -64,7 +64,7 @@ def main() -> int:
             stack.enter_context(KillableProcess(openpi_track, port, HZ, "127.0.0.1", seed)) for seed in range(ROBOTS)
         ]
         for robot in robots:
-            robot.hear()
+            robot.receive()
         with progress() as bar:
             for _ in bar.track(range(arguments.trials), description=ATTACK):
                 spans.wait(QUIET, arguments.seconds)
@@ -104,7 +104,7 @@ def _attack(service: ServiceUnderTest, spans: Spans, seconds: float, did: dict[s
         }
         for attacker in attackers.values():
             stack.enter_context(attacker)
-            attacker.hear(PATIENCE_S)
+            attacker.receive(PATIENCE_S)
         spans.wait(ATTACK, seconds)
         for name, attacker in attackers.items():
             found: Counter[str] = attacker.finish(FINISH_S)
@@ -122,7 +122,7 @@ def bodies(link: Connection, port: int, source: str) -> None:
         for sender in senders:
             sender.stopped.set()
 
-    run_until_told(link, [sender.run for sender in senders], stop, PATIENCE_S)
+    run_until_stopped(link, [sender.run for sender in senders], stop, PATIENCE_S)
     link.send(sum((sender.answers for sender in senders), Counter()))
 
 
@@ -161,7 +161,7 @@ def stuck_readers(link: Connection, http_port: int, robots_port: int, source: st
         over_http(http_port, PIPELINED)
 
     works = [listing] * (READERS // 4) + [models] * (READERS // 2) + [over_websocket] * (READERS // 4)
-    run_until_told(link, works, over.set, PATIENCE_S)
+    run_until_stopped(link, works, over.set, PATIENCE_S)
     link.send(ended)
 
 
@@ -199,7 +199,7 @@ def stuck_uploaders(link: Connection, http_port: int, robots_port: int, count: i
                 cut["cut off"] += each.step()
                 over.wait(1.0 / count)
 
-    run_until_told(link, [run], over.set, PATIENCE_S)
+    run_until_stopped(link, [run], over.set, PATIENCE_S)
     for each in sockets:
         each.close()
     link.send(cut)

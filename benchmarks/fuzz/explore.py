@@ -43,15 +43,15 @@ class FuzzFigures:
     date: str
     python: str
     load_average: float
-    """The load average of the machine before it."""
+    """Load average of the machine at the start."""
     seconds: int
     executions: int
     per_second: int
     edges: int
-    """Edges of our code that were covered."""
+    """Number of covered edges of edgeflow's code."""
     features: int
     kept: int
-    """Inputs with new coverage."""
+    """Number of inputs with new coverage."""
     findings: tuple[str, ...]
 
 

@@ -46,7 +46,7 @@ class AttackRow:
     wrong: int
     """Number of wrong answers."""
     growth_mib: float
-    """The growth mib of the front, after warm-up."""
+    """Growth of control's memory in MiB after warm-up."""
     bar_mib: float
 
     @property

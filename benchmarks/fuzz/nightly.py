@@ -44,7 +44,7 @@ NUMBERS = (
     "tests/lab/verify/policies",
     "tests/lab/training/test_gate_twins.py",
 )
-"""The tests whose float32 sums depend on the processor."""
+"""Tests whose float32 sums depend on the processor."""
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
 CHAOS = (*PYTHON, "benchmarks.chaos")
@@ -57,9 +57,9 @@ class NightlyStep:
     name: str
     command: tuple[str, ...]
     count: tuple[str, float] | None = None
-    """An option and its number at scale 1, at least 1 at any other."""
+    """An option and its number at scale 1; at least 1 at any other scale."""
     result: bool = True
-    """It can write its figures with --json."""
+    """True if it can write its figures with --json."""
 
     def words(self, scale: float, out: Path) -> list[str]:
         """The command line of a run."""
@@ -87,7 +87,7 @@ class NightlyPart:
 
     name: str
     minutes: int
-    """About how long they take at scale 1 on two cores."""
+    """Rough duration in minutes at scale 1 on two cores."""
     steps: tuple[NightlyStep, ...]
 
 
@@ -168,7 +168,7 @@ class NightlyResult:
     exit_code: int
     seconds: int
     log: str
-    """The file with its output."""
+    """File with its output."""
 
 
 def run(step: NightlyStep, scale: float, out: Path) -> NightlyResult:

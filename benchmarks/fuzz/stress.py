@@ -115,8 +115,8 @@ async def burst(world: World) -> None:
         await conversation.robot.send(pb.ClientMessage(frame=frame))
     await conversation.robot.action(frames[-1].seq)
     await conversation.robot.status(frames[-1].seq)
-    told = Counter(seq for seq, _ in conversation.robot.dispositions())
-    assert told == Counter(frame.seq for frame in frames), told
+    counted = Counter(seq for seq, _ in conversation.robot.dispositions())
+    assert counted == Counter(frame.seq for frame in frames), counted
     await conversation.close()
 
 
@@ -228,7 +228,7 @@ class Tally:
 
     runs: Counter[str] = field(default_factory=Counter)
     refused: int = 0
-    """Times that there was no room."""
+    """Number of rejections for lack of room."""
     failures: list[str] = field(default_factory=list)
 
 

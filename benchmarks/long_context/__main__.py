@@ -176,7 +176,7 @@ def _ask(
 def _gains(rows: Sequence[SystemScores], cells: Sequence[QuestionCell]) -> Iterator[tuple[QuestionCell, ScoreGain]]:
     by_name = {row.name: row.scores for row in rows}
     for cell in cells:
-        if cell.decides:
+        if cell.is_decisive:
             yield cell, gain(by_name[TRAINED][cell], by_name[WINDOW][cell])
 
 
@@ -199,8 +199,10 @@ def _keep(
 ) -> None:
     """Write the files that were asked for."""
     asked = {"seed": arguments.seed, "threads": arguments.threads, "rules": subject.rules.to_json()}
-    told = [{"cell": cell.name, "band": cell.band.name, "points": each.points, "met": each.met} for cell, each in gains]
-    keep(arguments.json, {**machine_facts(), **asked, "rows": [row.to_json() for row in rows], "gains": told})
+    measured_gains = [
+        {"cell": cell.name, "band": cell.band.name, "points": each.points, "met": each.met} for cell, each in gains
+    ]
+    keep(arguments.json, {**machine_facts(), **asked, "rows": [row.to_json() for row in rows], "gains": measured_gains})
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ class QuestionCell:
     band: Band
     where: Where
     summary: bool
-    """Those that depend on many lines; otherwise look-ups of one line."""
+    """True for questions that depend on many lines, false for look-ups of one line."""
 
     @property
     def name(self) -> str:
         return f"{'summary' if self.summary else 'look-up'}, {self.where}"
 
     @property
-    def decides(self) -> bool:
+    def is_decisive(self) -> bool:
         """True where a memory is to be better than sink and window."""
         return self.summary and self.where is Where.COMPRESSED
 
@@ -92,17 +92,17 @@ class PromptLayout:
     """The parts of a prompt, in tokens."""
 
     sink: int
-    """Kept at the beginning."""
+    """Tokens kept at the start."""
     out_of_reach: int
-    """At the end, kept by some row of the comparison; between them and the sink everything is compressed or gone in
-    all rows.
+    """Tokens at the end that are kept by some row of the comparison; between them and the sink everything is
+    compressed or gone in all rows.
     """
     window: int
-    """At the end, kept by every row."""
+    """Tokens at the end that are kept by every row."""
     opening: int
-    """Before the first line."""
+    """Tokens before the first line."""
     question: tuple[int, int]
-    """The fewest and the most after the last line."""
+    """The fewest and the most tokens after the last line."""
 
     def check(self, band: Band) -> None:
         """ConfigError where a part of the shortest prompts holds too few lines for a question."""
@@ -144,10 +144,10 @@ class Question:
 
     ids: tuple[int, ...]
     kind: str
-    """The kind of KINDS."""
+    """Kind of the question, from KINDS."""
     answer: str
     lines: int
-    """How many the answer rests on."""
+    """Number of lines that the answer depends on."""
 
 
 def opening_tokens(model: ChatModel) -> int:

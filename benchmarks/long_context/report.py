@@ -15,7 +15,7 @@ from benchmarks.long_context.systems import Reply
 from edgeflow.lab.demo.recording import Estimate, wilson
 
 LEAST_GAIN = 0.10
-"""Summary questions in the compressed part: trained gate above sink and window."""
+"""Least gain on summary questions about the compressed part: trained gate compared with sink and window."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class SystemScores:
     name: str
     slot_bytes: int
     scores: dict[QuestionCell, Score]
-    """The scores of the cells that it was asked."""
+    """Scores of the cells that the system was asked."""
 
     def of_band(self, band: Band) -> list[Score]:
         """Its scores with prompts of one length."""
@@ -91,7 +91,7 @@ class ScoreGain:
 
     points: float
     apart: bool
-    """Their intervals do not meet."""
+    """True if their intervals do not overlap."""
 
     @property
     def met(self) -> bool:
@@ -109,7 +109,7 @@ class Column:
 
     cell: QuestionCell
     of: str = ""
-    """Their family, "" for all of the cell."""
+    """Family of the questions, "" for all of the cell."""
 
     @property
     def title(self) -> str:
@@ -119,7 +119,7 @@ class Column:
 
 def columns_of(cells: Sequence[QuestionCell]) -> list[Column]:
     """Columns of the cells of a band; what decides is also given by family."""
-    return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.decides else ("",))]
+    return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.is_decisive else ("",))]
 
 
 def exact_table(rows: Sequence[SystemScores], band: Band, cells: Sequence[QuestionCell]) -> Table:
@@ -150,8 +150,8 @@ def cost_table(rows: Sequence[SystemScores], band: Band) -> Table:
     for row in rows:
         scores = row.of_band(band)
         if scores:
-            first = _told([each for score in scores for each in score.first_s])
-            later = _told([each for score in scores for each in score.token_s])
+            first = _text([each for score in scores for each in score.first_s])
+            later = _text([each for score in scores for each in score.token_s])
             found.add_row(row.name, f"{row.slot_bytes / 1000:.0f}", first, later)
     return found
 
@@ -173,7 +173,7 @@ def _counted(right: int, asked: int) -> str:
     return f"{right}/{asked}" if asked else ""
 
 
-def _told(seconds: Sequence[float]) -> str:
+def _text(seconds: Sequence[float]) -> str:
     value = _ms(seconds)
     return "" if value is None else f"{value:.1f}"
 

@@ -18,9 +18,9 @@ from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.models.chat import ChatModel
 
 OBSERVED = 32
-"""The last queries whose attention is counted."""
+"""Number of last queries whose attention is counted."""
 POOL = 7
-"""Neighbours over which a key's share is the largest: as many as a line of the log has tokens."""
+"""Number of neighbours over which the maximum of a key's share is taken: as many as a line of the log has tokens."""
 
 
 @dataclass(frozen=True, slots=True)

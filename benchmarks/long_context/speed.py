@@ -43,9 +43,9 @@ class PromptChunkTime:
 
     rows: int
     keys: float
-    """That its rows see, on average."""
+    """Number of keys that its rows see, on average."""
     gated: bool
-    """They read the memory."""
+    """True if its rows read the memory."""
     seconds: float
 
 
@@ -57,10 +57,10 @@ class PromptTimes:
     length: int
     first_token_s: float
     token_ms: float
-    """The median of the tokens after the first."""
+    """Median over the tokens after the first."""
     slot_mib: float
     floor_s: float | None = None
-    """The floor of the first, where it was derived."""
+    """Floor of the first token's time, if it was derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RowCosts:
     row_s: float
     key_s: float
     gate: float
-    """Products of a gate, of a row's own."""
+    """Work of a gate, as a share of a row's other work."""
 
     @classmethod
     def of(cls, chunks: Sequence[PromptChunkTime], gate: float) -> RowCosts:
@@ -97,7 +97,7 @@ def main() -> None:
     for length in track(arguments.lengths, "prompts"):
         found += _both(model, _in(gate, model), length, arguments.chunk)
     _show(found)
-    report = {**machine_facts(), "threads": arguments.threads, "options": _told(arguments)}
+    report = {**machine_facts(), "threads": arguments.threads, "options": _options(arguments)}
     keep(arguments.json, {**report, "measured": [asdict(each) for each in found]})
 
 
@@ -114,7 +114,7 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _told(arguments: argparse.Namespace) -> dict[str, object]:
+def _options(arguments: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in vars(arguments).items() if name != "json"}
 
 

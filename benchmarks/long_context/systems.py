@@ -26,7 +26,7 @@ class Reply:
     text: str
     first_s: float
     token_s: float
-    """The token of each token but the first; NaN where nothing was timed."""
+    """Mean time per token after the first; NaN if not timed."""
 
 
 class ServedModel:

@@ -24,10 +24,10 @@ class OldActions:
 
     name: str
     anchored: bool
-    """Against the pose of the frame, else against the present pose."""
+    """True: against the pose in the frame; false: against the current pose."""
     aging: Aging
     most_steps: float = 1.0
-    """The displacement that the schema permits, in steps."""
+    """Displacement that the schema permits, in steps."""
 
 
 PRESENT = OldActions("present pose", False, OFF)

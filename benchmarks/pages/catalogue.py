@@ -113,6 +113,7 @@ SHOWN = {
         ("cosim", "a KV260 by co-simulation", "cosim --checkpoint CHECKPOINT"),
         ("kv260-estimate", "FPGA resources", "kv260_estimate"),
     ),
+    "embedded": (("model-cards-cpu", "the embedded models' success and exact answers", "model_cards --episodes 100"),),
     "policies": (
         ("smolvla-cpu", "SmolVLA beside LeRobot", "smolvla --lerobot-python PYTHON --tokenizer DIR --rounds 3"),
         ("flow-packing-demo-cpu", "two robots sharing passes", "passes.flow_packing --model demo-flow"),

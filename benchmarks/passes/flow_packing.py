@@ -57,7 +57,7 @@ TINY = Shape(
     heads=6,
     head_dim=32,
 )
-"""About the size of a policy for demonstrations."""
+"""Roughly the size of a policy for demonstrations."""
 SYSTEMS = {
     "one after the other": (Mode.SERIAL, 1),
     "pipelined, one after the other": (Mode.PIPELINED, 1),

@@ -47,8 +47,8 @@ def measure(passes: int, warm_up: int, threads: int) -> list[float]:
     """Time of each full pass in milliseconds, including drain and publish."""
     built = build_engine(ServiceConfig(max_sessions=1, threads=threads))
     stages = built.engine.policy.K
-    said: list[Message] = []
-    worker = Worker(built.engine, Scheduler(built.limits), MonotonicClock(), said.append)
+    messages: list[Message] = []
+    worker = Worker(built.engine, Scheduler(built.limits), MonotonicClock(), messages.append)
     worker.inbox.put(OpenSession(session=1, epoch=1, pace=Pace(stages), unnorm_key=""))
     images = np.random.default_rng(0).integers(0, 256, (32, CAMERA, CAMERA, 3), np.uint8)
     gc.collect()
@@ -66,7 +66,7 @@ def measure(passes: int, warm_up: int, threads: int) -> list[float]:
             )
         )
         worker.step()
-        said.clear()
+        messages.clear()
         sample = worker.take_passes()[-1]
         if seq > warm_up and (sample.prefills, sample.decodes) == (1, stages - 1):
             times_ms.append(sample.ns / 1e6)

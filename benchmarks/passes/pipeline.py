@@ -74,7 +74,7 @@ class SpeedGain:
     least: float
     most: float
     clear: bool
-    """In every round it was the faster one."""
+    """True if it was faster in every round."""
 
     @property
     def line(self) -> str:

@@ -162,7 +162,7 @@ class _SweepRun:
     """One run."""
 
     fps: float
-    """In steady state, frames over the time of full pipelines only."""
+    """In steady state: frames over the time with a full pipeline."""
     tokens: list[tuple[int, ...]]
     prefill_ms: float
     decode_ms: float

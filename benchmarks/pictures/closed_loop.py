@@ -36,7 +36,7 @@ DEVICES = {
     THIS_MACHINE: "this machine's own pass times",
 }
 MOTIONS = {"present pose": VERMILION, "anchored": BLUE, "look-ahead": GREEN, "look-ahead, one step's limits": ORANGE}
-"""The pose to which an action's displacement is applied on Meta-World."""
+"""Poses to which an action's displacement is applied on Meta-World, by name."""
 
 
 def draw_success(path: Path, report: Mapping[str, Any]) -> None:

@@ -35,7 +35,9 @@ DTYPES = ("float32", "bfloat16")
 CAMERAS = (1, 3)
 BAR = 0.8  # of the time of LeRobot's better type
 DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.05}
-"""Limits on normalised actions, which go up to 5. LeRobot's own in bfloat16 are 0.02 from those in float32."""
+"""Limits on differences of normalised actions, which go up to 5. LeRobot's own results in bfloat16 differ by 0.02 from
+those in float32.
+"""
 HELPER = Path(__file__).parent / "lerobot_chunks.py"
 Chunk = Mapping[str, Any]
 """chunk_ms; cpu_ms, its processor time; parts_ms by name, which add up to chunk_ms; step_ms of each denoising step."""
@@ -79,7 +81,7 @@ def main() -> int:
     for dtype, sides in figures.items():
         for side, by_cameras in sides.items():
             for cameras, figure in by_cameras.items():
-                print(f"{side} {dtype}, {cameras} cameras: {_told(figure)}")
+                print(f"{side} {dtype}, {cameras} cameras: {_text(figure)}")
     judged = {cameras: _judged(figures, cameras) for cameras in CAMERAS} if arguments.lerobot_python else {}
     for cameras, ratios in judged.items():
         print(f"{cameras} cameras: " + ", ".join(f"{name} {value:.3g}" for name, value in ratios.items()))
@@ -134,7 +136,7 @@ def _judged(figures: Mapping[str, Mapping[str, Mapping[int, Chunk]]], cameras: i
     return ratios
 
 
-def _told(figure: Chunk) -> str:
+def _text(figure: Chunk) -> str:
     parts = ", ".join(f"{name} {value:.0f}" for name, value in figure["parts_ms"].items())
     times = ", ".join(f"{figure[f'{name}_ms']:.0f} ms {name}" for name in ("chunk", "best", "cpu"))
     differs = f"; actions differ by {figure['difference']:.2g}" if "difference" in figure else ""

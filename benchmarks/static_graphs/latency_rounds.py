@@ -34,7 +34,7 @@ TINY_PREFIXES, TINY_SUFFIXES = (16, 24), (4, 6)
 DTYPES = {ENGINE32: torch.float32, ENGINE16: torch.bfloat16}
 SYSTEMS = {ONNX: torch.float32, **DTYPES}
 CLOSE = 1e-3
-"""Most that keys and velocities of float32 may differ, over the largest."""
+"""The largest difference of keys and velocities in float32, relative to the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Model:
     prefixes: tuple[int, ...]
     suffixes: tuple[int, ...]
     tick: tuple[int, int]
-    """Rows of prefix and suffix of a pipelined tick, which is a prefill and a step of every frame in flight."""
+    """Rows of prefix and suffix of a pipelined tick: a prefill, and a step of every frame in flight."""
 
 
 MODELS: Mapping[str, Model] = {
@@ -61,7 +61,7 @@ class MeasuredRun:
     arguments: argparse.Namespace
     rows: list[ShapeRow] = field(default_factory=list)
     differences: dict[str, float] = field(default_factory=dict)
-    """The differences of the two sides, by what was compared."""
+    """Differences between the two systems, by name of the compared values."""
 
     def add(self, stage: str, shape: FlowShape, calls: Mapping[str, Callable[[], object]], *, repeats: int = 1) -> None:
         """Time calls in turn and keep a row for each."""

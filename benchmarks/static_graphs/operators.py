@@ -21,7 +21,7 @@ from edgeflow.model_paths import resolve_model
 MODELS = ("demo-flow", "demo", "demo-chat")
 BATCH = ExportShapes(batches=(1,))
 HIDDEN = -30.0
-"""Any finite number does: it does not change which operators there are."""
+"""Any finite number works: the set of operators does not depend on it."""
 UNLISTED: Mapping[str, tuple[str, ...]] = {
     "RKNN": ("GatherND", "Gelu", "Neg", "Not", "Reciprocal"),
     "QNN provider": ("ConstantOfShape", "Erf", "GatherND", "Reciprocal", "ScatterND"),

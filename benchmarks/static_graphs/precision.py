@@ -23,7 +23,7 @@ from edgeflow.lab.export.request import Precision
 
 PRECISIONS = (Precision.INT16, Precision.W8A16, Precision.W8A8)
 LEAST_GAIN = 2.0
-"""By how much calibration over all steps reduces the chunk's error at W8A8, at least."""
+"""The least factor by which calibration over all steps reduces the chunk's error at W8A8."""
 ALL, STEPS = "all stages", "steps alone"
 
 

@@ -15,7 +15,7 @@ from edgeflow.lab.gpu.subjects.floors import Ceilings, PassFloor
 
 JOURNEY = "Journey 6M, INT16 (EdgeFM's paper)"
 JOURNEY_PREFILL: Mapping[int, float] = {512: 74.26, 1024: 248.27, 2048: 899.39}
-"""Mean milliseconds by rows of the prefix."""
+"""Mean milliseconds, by rows of the prefix."""
 JOURNEY_STEP: Mapping[tuple[int, int], tuple[float, float, float, float]] = {
     (512, 32): (12.51, 12.42, 12.31, 12.89),
     (512, 64): (15.00, 14.89, 14.79, 15.47),
@@ -24,7 +24,7 @@ JOURNEY_STEP: Mapping[tuple[int, int], tuple[float, float, float, float]] = {
     (2048, 32): (38.38, 38.41, 37.86, 38.75),
     (2048, 64): (49.43, 49.43, 48.92, 50.49),
 }
-"""Mean, median, least and most milliseconds by rows of prefix and suffix."""
+"""Mean, median, least and most milliseconds, by rows of prefix and suffix."""
 ENGINE32, ENGINE16, ONNX = "engine, float32", "engine, bfloat16", "ONNX Runtime, float32"
 FIGURES = ("mean", "median", "min", "max", "cpu_median")
 STAGES = {"towers": "towers", "prefill": "prefill", "step": "one step", "tick": "prefill and a step of every frame"}
@@ -39,13 +39,13 @@ class ShapeRow:
     suffix: int
     system: str
     ms: Mapping[str, float]
-    """Figures of its times."""
+    """Statistics of its times."""
     work: PassFloor
-    """The work of the call."""
+    """Work of the call."""
 
 
 Rates = Mapping[str, Ceilings]
-"""The rates of this machine, by system."""
+"""Rates of this machine, by system."""
 
 
 def floor_ms(row: ShapeRow, rates: Rates) -> float:

@@ -28,7 +28,7 @@ from edgeflow.lab.export.request import Precision
 
 MASK = "finite-mask"
 TIMED, ROUNDS = 16, 3
-"""Chunks that are timed in a round."""
+"""Chunks timed per round, and rounds."""
 LEAST = torch.finfo(torch.float32).min
 VARIANTS: dict[str, tuple[str, ...]] = {
     "none": (),

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def check_writable(out: Path) -> None:
-    """ConfigError for a folder that is not there and cannot be made, or cannot be written to. Nothing is written."""
+    """Raise ConfigError for a folder that cannot be created or written to. Nothing is written."""
     nearest = next(each for each in (out.absolute(), *out.absolute().parents) if os.path.lexists(each))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
         raise ConfigError(f"out: {nearest} is not a folder that can be written to")
 
 
 def make_folder(out: Path) -> None:
-    """Make a folder with its parents where it is not there yet."""
+    """Make a folder and its parents if they do not exist."""
     check_writable(out)
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def make_folder(out: Path) -> None:
 
 @contextmanager
 def writing(out: Path) -> Iterator[None]:
-    """Whatever keeps `out` from being written, such as a full disk, becomes a ConfigError that names it."""
+    """Turn any error in writing `out`, such as a full disk, into a ConfigError that names it."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -49,11 +49,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file under another name first, so that it is whole or absent.
+    """Write a safetensors file under another name first, so that it is either complete or absent.
 
-    The library gives its files mode 0600; this one gets that of any new file.
+    The library gives its files mode 0600; this one gets the mode of any new file.
     """
-    from safetensors.torch import save_file  # with torch, which not all that write need
+    from safetensors.torch import save_file  # imported here: it loads torch, which not every writer needs
 
     draft = path.with_name(path.name + ".partial")
     draft.unlink(missing_ok=True)
@@ -66,9 +66,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
 
 @contextmanager
 def text_file(out: Path) -> Iterator[TextIO]:
-    """A new text file in a folder that is made where needed.
+    """A new text file in a folder that is created if necessary.
 
-    It takes the place of an earlier file once it is whole; until then, and where writing fails, that one remains.
+    It replaces an earlier file once it is complete; until then, and if writing fails, the earlier one remains.
     """
     out = out.resolve()
     make_folder(out.parent)

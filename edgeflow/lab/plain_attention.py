@@ -1,4 +1,4 @@
-"""Checkpoints for readers that know one kind of attention."""
+"""Checkpoints with plain attention, for readers that know no other kind."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from edgeflow_client.errors import CheckpointError
 
 
 def read_with_heads(path: Path, reader: str) -> PublishedChat:
-    """As `read_published`, for a reader that only knows keys and values of heads, turned by plain cosines and sines;
-    CheckpointError for latents and for YaRN."""
+    """`read_published` for a reader that only knows keys and values of heads, rotated by plain cosines and sines;
+    CheckpointError for latents and for YaRN.
+    """
     published = read_published(path)
     if published.text.latent is not None:
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Progress of long work, reported by calls."""
+"""Progress of long work, reported by function calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Report = Callable[[str, int, int], None]
 
 @contextmanager
 def reporting(console: Console) -> Iterator[Report]:
-    """A progress bar driven by calls of `report(what, done, total)`; the time restarts where another part begins."""
-    from edgeflow.console import progress_bar  # with rich, which a GPU machine may lack
+    """A progress bar driven by calls of `report(what, done, total)`; the time restarts with each new part."""
+    from edgeflow.console import progress_bar  # imported here: it needs rich, which a GPU machine may lack
 
     with progress_bar(console) as progress:
         task = progress.add_task("", total=None)
@@ -23,7 +23,7 @@ def reporting(console: Console) -> Iterator[Report]:
         def report(what: str, done: int, total: int) -> None:
             shown = progress.tasks[0]
             if total != shown.total or done < shown.completed:
-                progress.reset(task)  # else the time of a finished part stands still
+                progress.reset(task)  # otherwise the time of a finished part stands still
             progress.update(task, description=what, completed=done, total=total)
 
         yield report

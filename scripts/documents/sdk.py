@@ -81,7 +81,7 @@ def page() -> str:
 
 
 def split(text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """The prose of a docstring, and the meaning of each name that it glosses (`name, name: meaning.`)."""
+    """The prose of a docstring, and the meaning of each name that it glosses (`name, name: meaning`, also listed)."""
     name = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
     if not name:
         return text, {}

@@ -21,7 +21,7 @@ def round_with(**peers: float) -> dict[str, Timed]:
     return {name: timed(token_s) for name, token_s in (OURS | peers).items()}
 
 
-def test_without_peers_their_bar_is_told_as_not_measured():
+def test_without_peers_their_bar_is_not_measured():
     found = bars([round_with()], "4", "8", "16", [])
     assert [bar.met for bar in found] == [True, True, None, None]
     assert found[2].value is None and found[2].row[1:] == ("not measured", ">= 1", "not measured")

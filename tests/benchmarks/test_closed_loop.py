@@ -125,7 +125,7 @@ def test_targets_say_what_is_missed():
     assert reached["success at 5 cm/s, exact - serial"]["met"]
 
 
-def test_an_interrupted_evaluation_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_resumes(tmp_path, monkeypatch):
     ran, every = (
         [],
         [ClosedLoopCell(condition(EXACT, MOVING, RTX5090), 120), ClosedLoopCell(condition(EXACT, 0.0, ORIN), 50)],

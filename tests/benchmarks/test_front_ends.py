@@ -22,7 +22,7 @@ from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from tests.fuzz.websocket_frames import BINARY, TEXT, frame
 
 
-def test_every_section_has_a_module_and_an_unknown_one_is_refused():
+def test_every_section_has_a_module_and_an_unknown_one_is_rejected():
     assert all(import_module(f"benchmarks.front_ends.{name.replace('-', '_')}").main for name in SECTIONS)
     command = [sys.executable, "-m", "benchmarks.front_ends", "nothing"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -53,7 +53,7 @@ def test_observations_differ_and_only_the_right_answer_is_right():
     assert rows(pack({"status": "ok"}, ArrayCoding.OPENPI)) is None
 
 
-def test_a_refusal_names_its_field_and_is_no_action():
+def test_a_rejection_names_its_field_and_is_not_an_action():
     action = pack({"actions": np.zeros((HORIZON, DIMS), np.float32)}, ArrayCoding.OPENPI)
     assert refusal_problem("REJECTED BODY_FIELD: endpoint: must be infer or reset", "endpoint") == ""
     assert refusal_problem("REJECTED BODY_FIELD: type: must be infer or reset", "endpoint")

@@ -243,7 +243,7 @@ def test_a_system_that_was_not_asked_has_no_line():
         (f"--base {EMBEDDED_CHAT_MODEL}", "base_fingerprint .* belongs to another base"),
     ],
 )
-def test_options_that_cannot_be_measured_are_refused(options, message, monkeypatch, capsys):
+def test_options_that_cannot_be_measured_are_rejected(options, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["long_context", *options.split()])
     with pytest.raises(SystemExit, match="2"):
         main()

@@ -62,7 +62,7 @@ def test_the_committed_results_have_ages():
 
 
 @pytest.mark.parametrize("text", ["serial", "=5", "serial=", "serial=-1", "serial=nan", "serial=6000"])
-def test_an_age_that_makes_no_sense_is_refused(text):
+def test_an_age_that_makes_no_sense_is_rejected(text):
     with pytest.raises(ValueError):
         given_age(text)
 
@@ -140,7 +140,7 @@ def test_the_report_prints_losses_like_wins():
         (["--age", "serial=156"], "benchmarks/metaworld/setup"),
     ],
 )
-def test_what_is_missing_is_said_before_anything_runs(options, told, monkeypatch, capsys):
+def test_missing_requirements_are_reported_before_anything_runs(options, told, monkeypatch, capsys):
     monkeypatch.setattr(program, "find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["metaworld", *options])
     with pytest.raises(SystemExit, match="2"):

@@ -58,7 +58,7 @@ def test_a_part_writes_its_outcome_and_runs_all_its_steps(tmp_path: Path):
     assert (tmp_path / "fails.log").read_text() == "why\n"
 
 
-def test_the_parts_are_listed_and_an_unknown_one_is_refused():
+def test_the_parts_are_listed_and_an_unknown_one_is_rejected():
     command = [sys.executable, "-m", "benchmarks.fuzz.nightly"]
     listed = subprocess.run([*command, "--list"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert listed.returncode == 0 and all(part.name in listed.stdout for part in PARTS)

@@ -19,7 +19,7 @@ def rounds(*fps: tuple[float, float, float]) -> list[dict[str, tuple]]:
     return [{name: (each, 1.0, []) for name, each in zip(names, one, strict=True)} for one in fps]
 
 
-def test_a_gain_that_one_round_does_not_show_is_inside_the_scatter():
+def test_a_gain_must_show_in_every_round():
     copy, rotate, shift = pipeline.gains_of(rounds((10, 11, 12), (10, 9.5, 12.5), (10, 12, 13)))
     assert (copy.median, copy.least, copy.most, copy.clear) == (1.1, 0.95, 1.2, False)
     assert "inside the scatter" in copy.line

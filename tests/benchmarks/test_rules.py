@@ -33,7 +33,7 @@ def test_a_leak_of_bytes_a_frame(leak, bounded):
     assert found.slope_bytes == pytest.approx(leak * 100_000, abs=0.1 * MIB)
 
 
-def test_a_step_passes_the_slope_and_not_the_windows():
+def test_a_single_step_fails_by_the_windows_not_by_the_slope():
     found = growth(FRAMES, FLAT + 9 * MIB * (FRAMES > 190_000 * 0.94))
     assert found.slope_bytes < MIB
     assert not found.bounded
@@ -45,7 +45,7 @@ def test_one_per_cent_counts_where_eight_mebibytes_would_not():
     assert growth(FRAMES, FLAT + 900 * MIB + step).bounded
 
 
-def test_too_few_samples_are_refused():
+def test_too_few_samples_are_rejected():
     with pytest.raises(ValueError, match="samples in the windows"):
         growth([0, 50, 100], [1, 1, 1])
 
@@ -79,12 +79,12 @@ def test_a_bar_is_met_at_its_value():
     assert [row.met for row in spread("x", [1, 2, 300], "ms", p50=2, max=250)] == [True, True, False]
 
 
-def test_every_accepted_frame_told_once():
+def test_every_accepted_frame_has_one_disposition():
     found = account([1, 2, 3], {1: 1, 2: 1, 3: 1})
     assert (found.accepted, found.untold, found.repeated, found.strange) == (3, (), (), ())
 
 
-def test_frames_untold_repeated_and_strange():
+def test_missing_repeated_and_unexpected_dispositions():
     found = account([1, 2, 3], {1: 1, 3: 2, 7: 1})
     assert (found.untold, found.repeated, found.strange) == ((2,), (3,), (7,))
 

@@ -51,11 +51,11 @@ def test_the_oldest_frame_that_a_robot_acts_on():
     seen = {}
     with ExitStack() as stack:
         server = stack.enter_context(KillableProcess(fake_server, 250, Manners(350, 100, first_late_s=0.3, late_s=0.3)))
-        port = server.hear()
+        port = server.receive()
         for name, limit_s in (("default", None), ("control", math.inf)):
             plan = StalledRobotsPlan(stalls_s=[[0.5]], seed=0, limit_ms=350, max_action_age_s=limit_s)
             seen[name] = stack.enter_context(KillableProcess(stalled_robots, port, plan))
-        heard = {name: [robot.hear(), *robot.hear()] for name, robot in seen.items()}
+        heard = {name: [robot.receive(), *robot.receive()] for name, robot in seen.items()}
     (stalled, robot), (_, control) = heard["default"], heard["control"]
     assert (stalled, robot.stalls_s, robot.beyond) == ("stalled", [0.5], 0)
     assert robot.acted > 0
@@ -68,7 +68,7 @@ def test_stalls_have_every_length():
     assert all(low <= length <= high for low, length, high in zip(edges, lengths, edges[1:], strict=False))
 
 
-def test_an_unknown_scenario_is_refused():
+def test_an_unknown_scenario_is_rejected():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.chaos", "nothing"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
@@ -76,7 +76,7 @@ def test_an_unknown_scenario_is_refused():
     assert "client-kill" in done.stdout
 
 
-def test_an_unknown_case_of_a_scenario_is_refused():
+def test_an_unknown_case_of_a_scenario_is_rejected():
     command = [sys.executable, "-m", "benchmarks.chaos", "resources", "--only", "full-disk,nothing"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

@@ -76,7 +76,7 @@ def test_calls_take_turns_and_the_first_round_is_not_counted():
         assert figures["min"] <= figures["mean"] <= figures["max"]
 
 
-def test_what_others_computed_is_noted():
+def test_the_work_of_other_processes_is_noted():
     found: dict[str, float] = {}
     with watched(found):
         torch.randn(200, 200) @ torch.randn(200, 200)

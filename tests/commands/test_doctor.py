@@ -39,7 +39,7 @@ def test_an_assembler_newer_than_the_driver_is_reported(assembler: Path, monkeyp
     assert (finding.advice != "") is ("newer than the driver's CUDA 12.2" in finding.found) is (driver == (12, 2))
 
 
-def test_a_missing_assembler_is_reported(assembler: Path):
+def test_an_assembler_that_is_not_there_is_reported(assembler: Path):
     assembler.unlink()
     (finding,) = doctor._ptxas()
     assert finding.verdict is CheckOutcome.OPTIONAL and finding.found == f"{assembler} does not run"
@@ -73,7 +73,7 @@ def test_libcuda_of_l4t_is_found_and_how_to_name_it(nowhere: Path, monkeypatch: 
     assert doctor._libcuda()[0].verdict is CheckOutcome.OK
 
 
-def test_a_failed_check_is_described_by_its_last_line():
+def test_what_runs_apart_is_reported_by_its_last_line():
     assert doctor._run_apart("it", "pass", 30, "done", "").found == "done"
     failed = doctor._run_apart("it", "raise OSError('no such device')", 30, "done", "plug it in")
     assert (failed.verdict, failed.found, failed.advice) == (

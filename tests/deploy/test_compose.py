@@ -40,7 +40,7 @@ def test_each_service_gets_its_gpu():
     assert COMPOSE["services"]["jetson"]["runtime"] == "nvidia"
 
 
-def test_no_service_may_more_than_it_needs(service):
+def test_services_have_no_needless_privileges(service):
     assert service["read_only"] and service["cap_drop"] == ["ALL"] and "privileged" not in service
     assert service["security_opt"] == ["no-new-privileges:true"]
     writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
@@ -58,7 +58,7 @@ def test_the_configuration_is_one_that_starts_off_loopback_with_tls_and_tokens(s
         assert any(file.startswith(f"{folder}/") for folder in folders), file
 
 
-def test_what_the_configuration_asks_of_the_kernel_is_permitted(service):
+def test_the_container_permits_the_system_calls_of_the_configuration(service):
     wanted = load_config(DEPLOY / "config.json", {}).realtime
     priority = max(wanted.front_priority, wanted.worker_priority)
     assert service["ulimits"]["rtprio"] >= priority and int(unit("LimitRTPRIO")[0]) >= priority
@@ -73,7 +73,7 @@ def test_both_wait_for_the_drain_and_longer_for_the_start(service):
     assert int(unit("TimeoutStartSec")[0]) > timing.worker_start_s
 
 
-def test_the_unit_runs_what_the_image_runs():
+def test_the_unit_runs_the_images_command():
     final = stages(DEPLOY.parent / "Dockerfile")[-1]
     started = " ".join([f"/opt/edgeflow/bin/{final.command('ENTRYPOINT')[0]}", *final.command("CMD")])
     assert unit("ExecStart") == [started]

@@ -62,7 +62,7 @@ def test_it_is_built_in_two_stages_of_pinned_bases(image: str, built: list[Image
         assert len(bases) == 1 and "-r36." in bases.pop(), "L4T r36, and the torch that was compiled against"
 
 
-def test_what_is_copied_is_there_and_not_ignored(built: list[ImageStage]):
+def test_copied_files_exist_and_are_not_ignored(built: list[ImageStage]):
     kept = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
     assert all(any(ROOT.glob(path)) for path in kept)
     for source in (rest.split()[0] for rest in built[0].all("COPY")):
@@ -160,7 +160,7 @@ def test_the_user_is_not_root_and_owns_the_cache(built: list[ImageStage]):
     assert all(value.startswith(cache) for value in written.values()), "with a read-only root nothing else is writable"
 
 
-def test_the_commands_are_ours(built: list[ImageStage]):
+def test_the_images_run_edgeflows_commands(built: list[ImageStage]):
     final = built[-1]
     assert final.command("ENTRYPOINT") == [app.info.name]
     run_options(final.command("CMD"))

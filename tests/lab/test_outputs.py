@@ -33,7 +33,7 @@ def test_a_file_replaces_the_one_before(tmp_path: Path):
     assert (tmp_path / "new" / "file").read_text(encoding="utf-8") == "é"
 
 
-def test_places_that_cannot_be_written_to_are_refused(tmp_path: Path):
+def test_places_that_cannot_be_written_to_are_rejected(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     for place in (file, file / "inside"):

@@ -12,7 +12,7 @@ from edgeflow.console import progress_bar
 from edgeflow.lab.progress import reporting
 
 
-def test_the_time_of_a_part_after_a_finished_one_goes_on(monkeypatch):
+def test_the_time_of_a_later_part_advances(monkeypatch):
     bars: list[Progress] = []
 
     def kept(console: Console) -> Progress:

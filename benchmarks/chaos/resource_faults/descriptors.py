@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from benchmarks.chaos.process_facts import repeated
-from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, KillableService
 from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
@@ -49,7 +49,7 @@ class Prober:
 
     port: int
     ready: list[tuple[float, float]] = field(default_factory=list)
-    """Wall times of question and answer where it was."""
+    """Wall times of question and answer for each answer that said ready."""
     asked: int = 0
     unanswered: int = 0
 
@@ -66,14 +66,14 @@ class Prober:
 def descriptors(setting: FaultOptions) -> list[BoundedFigure]:
     """Workers are killed with all ports full of strangers, which leave no descriptors for another reserve."""
     limit = _least(setting.limit)
-    with _limited(limit) as patient:
-        service, cold_s = patient.service, patient.service.cold_start_s()
+    with _limited(limit) as killable:
+        service, cold_s = killable.service, killable.service.cold_start_s()
         prober = Prober(service.port("health"))
         with strangers(service), repeated(prober.ask, ASK_S):
-            took = [_killed(patient, 2 * cold_s) for _ in range(setting.trials)]
+            took = [_killed(killable, 2 * cold_s) for _ in range(setting.trials)]
         wrong = sum(all(_without_worker(service, at) for at in times) for times in prober.ready)
-        strange = patient.strange_holds("WORKER_LOST")
-        code = patient.exit_code()
+        strange = killable.strange_holds("WORKER_LOST")
+        code = killable.exit_code()
     setting.samples["descriptors"] = {"acting_s": took, "cold_s": cold_s}
     return [
         BoundedFigure("descriptors with which it starts", limit, "", setting.limit),
@@ -87,11 +87,11 @@ def descriptors(setting: FaultOptions) -> list[BoundedFigure]:
     ]
 
 
-def _killed(patient: Patient, patience_s: float) -> float:
-    """Seconds until the robot acts again, once there is a reserve or none is to be expected."""
+def _killed(killable: KillableService, patience_s: float) -> float:
+    """Seconds until the robot acts again; the worker is killed once there is a reserve or none is expected."""
     with contextlib.suppress(TimeoutError):
-        patient.service.wait_idle_reserve(patience_s)
-    return patient.killed_now()
+        killable.service.wait_idle_reserve(patience_s)
+    return killable.killed_now()
 
 
 def _least(wanted: int) -> int:
@@ -102,8 +102,8 @@ def _least(wanted: int) -> int:
     raise RuntimeError(f"the service does not start with {HIGHEST} descriptors")
 
 
-def _limited(limit: int) -> Patient:
-    return Patient(Surroundings(under=["sh", "-c", LIMITED, "sh", str(limit)]))
+def _limited(limit: int) -> KillableService:
+    return KillableService(Surroundings(under=["sh", "-c", LIMITED, "sh", str(limit)]))
 
 
 def _without_worker(service: ServiceUnderTest, at: float) -> bool:

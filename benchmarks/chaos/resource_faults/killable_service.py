@@ -34,13 +34,13 @@ class FaultOptions:
     """Raw measurements, for the report."""
 
 
-class Patient:
+class KillableService:
     """A service with one robot that acts."""
 
     def __init__(self, around: Surroundings | None = None, probes: Sequence[str] = ()) -> None:
         self.service = ServiceUnderTest(CONFIG, probes, around)
 
-    def __enter__(self) -> Patient:
+    def __enter__(self) -> KillableService:
         with ExitStack() as stack:
             stack.enter_context(self.service)
             self.fleet = stack.enter_context(Fleet(self.service.address, 1, HZ, POLL_S))
@@ -88,23 +88,27 @@ class Patient:
 
 
 def compared(
-    setting: FaultOptions, name: str, ill: Patient, well: Patient, before: Callable[[], None] = lambda: None
+    setting: FaultOptions,
+    name: str,
+    faulty: KillableService,
+    healthy: KillableService,
+    before: Callable[[], None] = lambda: None,
 ) -> list[BoundedFigure]:
     """Kill the workers of both in turn, and compare; then stop the ill one. before: called before each trial."""
     took: dict[str, list[float]] = {"fault": [], "control": []}
     with progress() as bar:
         for _ in bar.track(range(setting.trials), description=name):
             before()
-            for kind, patient, other in (("control", well, ill), ("fault", ill, well)):
+            for kind, killable, other in (("control", healthy, faulty), ("fault", faulty, healthy)):
                 other.service.wait_idle_reserve()  # the loading of one must not slow the other
-                took[kind].append(patient.killed())
+                took[kind].append(killable.killed())
     setting.samples[name] = took
-    control, usual = percentile(took["control"], 50), well.strange_holds("WORKER_LOST")
+    control, usual = percentile(took["control"], 50), healthy.strange_holds("WORKER_LOST")
     return [
         BoundedFigure("workers killed", len(took["fault"])),
         BoundedFigure("acting again in the control, median", control, "s"),
         BoundedFigure("acting again, median", percentile(took["fault"], 50), "s", SLOWER * control),
         BoundedFigure("HOLDs other than WORKER_LOST in the control", usual),
-        BoundedFigure("HOLDs other than WORKER_LOST", ill.strange_holds("WORKER_LOST"), "", usual),
-        BoundedFigure("exit code after SIGTERM", ill.exit_code(), "", 0),
+        BoundedFigure("HOLDs other than WORKER_LOST", faulty.strange_holds("WORKER_LOST"), "", usual),
+        BoundedFigure("exit code after SIGTERM", faulty.exit_code(), "", 0),
     ]

@@ -1,4 +1,4 @@
-"""Outputs that cannot be written: a full disk, a pipe whose reader is gone, one that nobody reads."""
+"""Outputs that cannot be written: a full disk, a pipe without a reader, and one that is not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.chaos.resource_faults.killable_service import FaultOptions, Patient, compared
+from benchmarks.chaos.resource_faults.killable_service import FaultOptions, KillableService, compared
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import Surroundings
 
@@ -37,7 +37,7 @@ def closed_pipe(setting: FaultOptions) -> list[BoundedFigure]:
 
 
 def blocked_pipe(setting: FaultOptions) -> list[BoundedFigure]:
-    """Nobody reads either output; the last workers are killed after --blocked-s."""
+    """Neither output is read; the last workers are killed after --blocked-s."""
     pause_s = setting.blocked_s / setting.trials
     rows = _case(setting, "blocked-pipe", pipe(closed=False), both=True, pause_s=pause_s)
     return [BoundedFigure("blocked for, at least", setting.blocked_s, "s"), *rows]
@@ -48,9 +48,9 @@ def _case(
 ) -> list[BoundedFigure]:
     with opened as outlet:
         around = Surroundings(errors=outlet.descriptor, output=outlet.descriptor if both else None)
-        with Patient() as well, Patient(around) as ill:
+        with KillableService() as healthy, KillableService(around) as faulty:
             outlet.spoil()
-            return compared(setting, name, ill, well, lambda: time.sleep(pause_s))
+            return compared(setting, name, faulty, healthy, lambda: time.sleep(pause_s))
 
 
 @contextmanager

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.chaos.process_facts import wait_for
-from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, KillableService
 from benchmarks.chaos.rules import BoundedFigure, percentile
 from benchmarks.chaos.service import START_S, Surroundings
 
 LACKING_S = 3.0
-LONGEST_PAUSE_S = 3.2  # between two attempts of the supervisor after so long (0.2 s, doubled with each)
+LONGEST_PAUSE_S = 3.2  # while the supervisor waits between two attempts for this long (0.2 s, doubled each time)
 NOBODY = 65534
 CAPABILITIES = "+dac_override,+dac_read_search"  # the files may be root's
 AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", f"--inh-caps=-all,{CAPABILITIES}")
@@ -28,22 +28,22 @@ def processes(setting: FaultOptions) -> list[BoundedFigure]:
     with_reserve, without = [], []
     root = os.geteuid() == 0
     around = Surroundings(under=[*AS_NOBODY, f"--ambient-caps={CAPABILITIES}", "--"] if root else [])
-    with Patient(around) as patient:
-        cold_s = patient.service.cold_start_s()
+    with KillableService(around) as killable:
+        cold_s = killable.service.cold_start_s()
         for _ in range(setting.trials):
-            patient.service.wait_idle_reserve()
-            patient.steady()
-            with _no_processes(patient.service.pid):
-                with_reserve.append(patient.killed_at_once())
+            killable.service.wait_idle_reserve()
+            killable.steady()
+            with _no_processes(killable.service.pid):
+                with_reserve.append(killable.killed_at_once())
                 at_ns = time.monotonic_ns()
-                os.kill(patient.service.worker(), signal.SIGKILL)
-                patient.fleet.wait("hold", at_ns)
+                os.kill(killable.service.worker(), signal.SIGKILL)
+                killable.fleet.wait("hold", at_ns)
                 time.sleep(LACKING_S)
             lifted_ns = time.monotonic_ns()
-            without.append((patient.fleet.wait("act", lifted_ns)[0].at_ns - lifted_ns) / 1e9)
-        back = wait_for(lambda: patient.service.reserve() is not None, START_S, 0.05)
-        strange = patient.strange_holds("WORKER_LOST")
-        code = patient.exit_code()
+            without.append((killable.fleet.wait("act", lifted_ns)[0].at_ns - lifted_ns) / 1e9)
+        back = wait_for(lambda: killable.service.reserve() is not None, START_S, 0.05)
+        strange = killable.strange_holds("WORKER_LOST")
+        code = killable.exit_code()
     setting.samples["processes"] = {"with_reserve_s": with_reserve, "without_s": without, "cold_s": cold_s}
     return [
         BoundedFigure("workers killed", 2 * len(without)),

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.chaos.process_facts import alive, wait_for
-from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, Patient
+from benchmarks.chaos.resource_faults.killable_service import SLOWER, FaultOptions, KillableService
 from benchmarks.chaos.robots import http_status
 from benchmarks.chaos.rules import BoundedFigure
 from benchmarks.chaos.service import START_S
@@ -29,30 +29,30 @@ QUESTION = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
 
 def suspended(setting: FaultOptions) -> list[BoundedFigure]:
     """Suspend each once, with a robot that acts."""
-    with Patient() as patient:
-        cold_s, again_s = patient.service.cold_start_s(), SLOWER * patient.killed()
+    with KillableService() as killable:
+        cold_s, again_s = killable.service.cold_start_s(), SLOWER * killable.killed()
         cold = SLOWER * cold_s
         start_s = max(LEAST_START_S, START_TIMES * cold_s)
         took = {
-            "worker": (_worker(patient), NOTICED_S + again_s),
-            "reserve, worker killed": (_reserve(patient), NOTICED_S + BACKOFF_S + cold),
-            "worker while it warms up": (_warming(patient), start_s + NOTICED_S + BACKOFF_S + cold),
+            "worker": (_worker(killable), NOTICED_S + again_s),
+            "reserve, worker killed": (_reserve(killable), NOTICED_S + BACKOFF_S + cold),
+            "worker while it warms up": (_warming(killable), start_s + NOTICED_S + BACKOFF_S + cold),
         }
-        lost = len(patient.service.events("worker_lost"))
-        before = len(patient.fleet.reasons())
-        rows = [*_child(patient, "gateway", cold), *_child(patient, "chat", cold), *_fork_server(patient, cold)]
-        rows.append(BoundedFigure("HOLDs by suspended children", len(patient.fleet.reasons()) - before, "", 0))
-        rows += _control(patient)
+        lost = len(killable.service.events("worker_lost"))
+        before = len(killable.fleet.reasons())
+        rows = [*_child(killable, "gateway", cold), *_child(killable, "chat", cold), *_fork_server(killable, cold)]
+        rows.append(BoundedFigure("HOLDs by suspended children", len(killable.fleet.reasons()) - before, "", 0))
+        rows += _control(killable)
         rows.append(
             BoundedFigure(
                 "workers lost by suspended children or control",
-                len(patient.service.events("worker_lost")) - lost,
+                len(killable.service.events("worker_lost")) - lost,
                 "",
                 0,
             )
         )
-        rows.append(BoundedFigure("HOLDs for strange reasons", patient.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
-        rows.append(BoundedFigure("exit code after SIGTERM", patient.exit_code(), "", 0))
+        rows.append(BoundedFigure("HOLDs for strange reasons", killable.strange_holds("WORKER_LOST", "SILENCE"), "", 0))
+        rows.append(BoundedFigure("exit code after SIGTERM", killable.exit_code(), "", 0))
     setting.samples["suspended"] = {"cold_s": cold_s, **{name: value for name, (value, _) in took.items()}}
     acting = [
         BoundedFigure(f"acting again after SIGSTOP, {name}", value, "s", bar) for name, (value, bar) in took.items()
@@ -60,30 +60,30 @@ def suspended(setting: FaultOptions) -> list[BoundedFigure]:
     return [BoundedFigure("cold start of a worker", cold_s, "s"), *acting, *rows]
 
 
-def _worker(patient: Patient) -> float:
-    patient.service.wait_idle_reserve()
-    patient.steady()
+def _worker(killable: KillableService) -> float:
+    killable.service.wait_idle_reserve()
+    killable.steady()
     at_ns = time.monotonic_ns()
-    with _stopped(patient.service.worker()):
-        return patient.recovered(at_ns)
+    with _stopped(killable.service.worker()):
+        return killable.recovered(at_ns)
 
 
-def _reserve(patient: Patient) -> float:
-    patient.service.wait_idle_reserve()
-    patient.steady()
-    with _stopped(patient.service.reserve()):
-        return patient.killed_at_once()
+def _reserve(killable: KillableService) -> float:
+    killable.service.wait_idle_reserve()
+    killable.steady()
+    with _stopped(killable.service.reserve()):
+        return killable.killed_at_once()
 
 
-def _warming(patient: Patient) -> float:
-    patient.service.wait_idle_reserve()
-    patient.steady()
-    reserve, at, at_ns = patient.service.reserve(), time.time(), time.monotonic_ns()
-    os.kill(patient.service.worker(), signal.SIGKILL)
-    patient.service.wait_event("state", at, START_S, state="degraded")
+def _warming(killable: KillableService) -> float:
+    killable.service.wait_idle_reserve()
+    killable.steady()
+    reserve, at, at_ns = killable.service.reserve(), time.time(), time.monotonic_ns()
+    os.kill(killable.service.worker(), signal.SIGKILL)
+    killable.service.wait_event("state", at, START_S, state="degraded")
     time.sleep(WARMING_S)
     with _stopped(reserve):
-        return patient.recovered(at_ns)
+        return killable.recovered(at_ns)
 
 
 @contextmanager
@@ -98,27 +98,27 @@ def _stopped(pid: int | None) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _child(patient: Patient, role: str, cold_s: float) -> list[BoundedFigure]:
+def _child(killable: KillableService, role: str, cold_s: float) -> list[BoundedFigure]:
     """Suspend a child; it is replaced, and chat is answered again."""
-    pid, at = patient.service.child(role), time.time()
+    pid, at = killable.service.child(role), time.time()
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    return _replaced(patient, role, pid, at, cold_s)
+    return _replaced(killable, role, pid, at, cold_s)
 
 
-def _fork_server(patient: Patient, cold_s: float) -> list[BoundedFigure]:
+def _fork_server(killable: KillableService, cold_s: float) -> list[BoundedFigure]:
     """Suspend the fork server and kill a child, which cannot be replaced before the server is."""
-    pid, gateway, at = patient.service.fork_server(), patient.service.child("gateway"), time.time()
+    pid, gateway, at = killable.service.fork_server(), killable.service.child("gateway"), time.time()
     assert pid is not None and gateway is not None
     os.kill(pid, signal.SIGSTOP)
     os.kill(gateway, signal.SIGKILL)
-    return _replaced(patient, "forks", pid, at, cold_s)
+    return _replaced(killable, "forks", pid, at, cold_s)
 
 
-def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -> list[BoundedFigure]:
+def _replaced(killable: KillableService, role: str, pid: int, at: float, cold_s: float) -> list[BoundedFigure]:
     """A suspended process is lost, and chat is answered again."""
-    lost_at = patient.service.wait_event("child_lost", at, START_S, child=role)
-    answered_s = wait_for(lambda: _chat_is_answered(patient), START_S, 0.05)
+    lost_at = killable.service.wait_event("child_lost", at, START_S, child=role)
+    answered_s = wait_for(lambda: _chat_is_answered(killable), START_S, 0.05)
     return [
         BoundedFigure(f"{role} suspended to noticed", lost_at - at, "s", NOTICED_S),
         BoundedFigure(
@@ -128,25 +128,25 @@ def _replaced(patient: Patient, role: str, pid: int, at: float, cold_s: float) -
     ]
 
 
-def _chat_is_answered(patient: Patient) -> bool:
+def _chat_is_answered(killable: KillableService) -> bool:
     body = json.dumps(QUESTION).encode()
-    status = http_status(patient.service.port("http"), "POST", "/v1/chat/completions", body, HTTP_S)
+    status = http_status(killable.service.port("http"), "POST", "/v1/chat/completions", body, HTTP_S)
     return status == http.HTTPStatus.OK
 
 
-def _control(patient: Patient) -> list[BoundedFigure]:
-    """Suspend control, too shortly for anybody to replace it; the robot holds and goes on with the same worker."""
-    patient.steady()
-    worker = patient.service.worker()
+def _control(killable: KillableService) -> list[BoundedFigure]:
+    """Suspend control, too briefly for it to be replaced; the robot holds and continues with the same worker."""
+    killable.steady()
+    worker = killable.service.worker()
     at_ns = time.monotonic_ns()
-    patient.service.signal(signal.SIGSTOP)
+    killable.service.signal(signal.SIGSTOP)
     time.sleep(CONTROL_S)
-    patient.service.signal(signal.SIGCONT)
+    killable.service.signal(signal.SIGCONT)
     resumed_ns = time.monotonic_ns()
-    held = patient.fleet.wait("hold", at_ns)[0]
-    acting_ns = max(patient.fleet.wait("act", max(held.at_ns, resumed_ns))[0].at_ns - resumed_ns, 0)
+    held = killable.fleet.wait("hold", at_ns)[0]
+    acting_ns = max(killable.fleet.wait("act", max(held.at_ns, resumed_ns))[0].at_ns - resumed_ns, 0)
     return [
         BoundedFigure("control suspended to HOLD", (held.at_ns - at_ns) / 1e9, "s", CONTROL_S),
         BoundedFigure("control resumed to acting", acting_ns / 1e9, "s", BACK_S),
-        BoundedFigure("workers replaced by it", float(patient.service.worker() != worker), "", 0),
+        BoundedFigure("workers replaced by it", float(killable.service.worker() != worker), "", 0),
     ]

@@ -28,7 +28,7 @@ _NEUTRAL: Final = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0)  # no motion, gripper open
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class EpisodeTiming:
     """Timing of an episode."""
 
     period: float = 0.05
@@ -39,7 +39,7 @@ class Timing:
     """True: a relative action is resolved against the tool pose in its frame; False: against the current pose."""
 
 
-def episode(sim: RobotSim, timing: Timing) -> Episode:
+def episode(sim: RobotSim, timing: EpisodeTiming) -> Episode:
     """One episode as a generator: yields the frame and instruction of each tick and receives the frame's action."""
     in_flight: list[tuple[Pose, NDArray[np.floating]]] = []
     while sim.outcome is EpisodeOutcome.RUNNING:
@@ -65,10 +65,10 @@ def run_episode(
     def one_by_one(images: Sequence[Image], texts: Sequence[str]) -> NDArray[np.floating]:
         return np.stack([policy(image, text) for image, text in zip(images, texts, strict=True)])
 
-    return run_together([sim], one_by_one, Timing(period, age_ticks, anchored))[0]
+    return run_together([sim], one_by_one, EpisodeTiming(period, age_ticks, anchored))[0]
 
 
-def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: Timing) -> list[EpisodeOutcome]:
+def run_together(sims: Sequence[RobotSim], policy: BatchPolicy, timing: EpisodeTiming) -> list[EpisodeOutcome]:
     """Run one episode in each simulation, in lockstep, with one batched policy call per tick."""
 
     def answer(asked: Sequence[tuple[Image, str]]) -> NDArray[np.floating]:
@@ -123,7 +123,7 @@ class EpisodeCondition:
 
     object_speed: float = 0.0
     """Speed of the objects in m/s."""
-    timing: Timing = field(default_factory=Timing)
+    timing: EpisodeTiming = field(default_factory=EpisodeTiming)
     dropped: int | None = None
     """Index of an action dimension that is replaced by its neutral value."""
 

@@ -46,7 +46,7 @@ class ExportRequest:
     def __post_init__(self) -> None:
         """Raise ConfigError for calibration options if nothing is calibrated."""
         for name, given in (("frames", self.frames is not None), ("first-step", self.first_step)):
-            if given and not self.calibrates:
+            if given and not self.needs_calibration:
                 raise ConfigError(f"{name}: a graph of floats is not calibrated; remove it, or give --precision")
 
     def precision(self, stage: StageName) -> Precision:
@@ -54,14 +54,14 @@ class ExportRequest:
         return self.precisions.get(stage, Precision.FLOAT32)
 
     @property
-    def quantises(self) -> bool:
+    def is_quantised(self) -> bool:
         """True if any stage is quantised."""
         return any(each is not Precision.FLOAT32 for each in self.precisions.values())
 
     @property
-    def calibrates(self) -> bool:
+    def needs_calibration(self) -> bool:
         """True if inputs of the stages must be recorded first."""
-        return self.quantises or "finite-mask" in self.rewrites
+        return self.is_quantised or "finite-mask" in self.rewrites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

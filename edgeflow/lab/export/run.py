@@ -149,7 +149,7 @@ def calibrated(
 
     Quantised graphs need a finite mask and get one. ConfigError for frames that do not fit the model.
     """
-    if not request.calibrates:
+    if not request.needs_calibration:
         return GraphCalibration(rewrites=request.rewrites)
     report("calibration frames", 0, 1)
     frames, source = calibration_frames(request.folder, program, request.frames, report)
@@ -176,7 +176,7 @@ def _remarks(request: ExportRequest, count: int, source: str) -> list[str]:
     found = [f"calibrated on {count} frames of {source}, {steps}"]
     if source == RANDOM:
         found.append("random frames are no calibration for a robot: give recorded ones with --frames")
-    if request.quantises and MASK not in request.rewrites:
+    if request.is_quantised and MASK not in request.rewrites:
         found.append(f"{MASK} was made too: minus infinity leaves quantised scores no scale")
     return found
 

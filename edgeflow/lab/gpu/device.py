@@ -61,10 +61,10 @@ def _state() -> str:
     query = "driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,mig.mode.current"
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return told.stdout.strip()
+    return result.stdout.strip()
 
 
 def _version(name: str) -> str | None:

@@ -70,10 +70,10 @@ if sum(SECTIONS.values()) > TOTAL_S:
 
 
 def end_of(section: str, shares: Mapping[str, float], now: float, ends: float) -> float:
-    """The end of a section's time: it has everything up to `ends` but the shares of those after it in `shares`.
+    """The end of a section's time: everything up to `ends` except the shares of the later sections in `shares`.
 
-    So a section always has its share and what the ones before it left unused. Where less time than the shares is left,
-    each gives up the same part.
+    So a section always has its share and what earlier sections left unused. If there is less time than the sum of the
+    shares, all shares shrink in proportion.
     """
     names = list(shares)
     later = sum(shares[name] for name in names[names.index(section) + 1 :])

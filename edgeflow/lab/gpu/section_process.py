@@ -59,10 +59,10 @@ FUNCTIONS: dict[str, Callable[[SectionSetting], Found]] = {
 
 
 def run(order: Order, result: Path) -> Found:
-    """Run a section and keep what it found in `result`.
+    """Run a section and save its findings in `result`.
 
-    Its status is ok, partial (its time did not suffice, LEFT_OUT names the rest), failed or skipped (`error` says why);
-    until it has ended it is running.
+    Its status is running until it has ended; then ok, partial (not enough time; LEFT_OUT names the rest), failed or
+    skipped (`error` says why).
     """
     started = monotonic()
 
@@ -73,11 +73,11 @@ def run(order: Order, result: Path) -> Found:
         draft.replace(result)
         return kept
 
-    def tell(found: Found) -> None:
+    def publish(found: Found) -> None:
         keep("running", found=found)
 
     try:
-        found = FUNCTIONS[order.section](SectionSetting.of(order, tell))
+        found = FUNCTIONS[order.section](SectionSetting.of(order, publish))
         return keep("partial" if found.get(LEFT_OUT) else "ok", found=found)
     except SkipError as error:
         return keep("skipped", error=str(error))

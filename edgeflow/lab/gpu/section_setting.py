@@ -17,7 +17,7 @@ from edgeflow.lab.gpu.subjects.floors import Ceilings
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
 
 CLOSING_S = 5.0
-"""Seconds before a section's process is killed at which it should stop: for its last result, and for its exit."""
+"""Time before a section's process is killed at which it should stop: enough for its last result and for its exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,22 +28,22 @@ class SectionSetting:
     dtype: torch.dtype
     """bfloat16 on CUDA, float32 on a CPU."""
     size: PolicySize
-    """The policy that is measured."""
+    """The policy to measure."""
     frames: int
     """Frames per timing."""
     ends: float
-    """When the section should stop, monotonic seconds."""
+    """When the section should stop, in monotonic seconds."""
     out: Path
     """The suite's folder."""
-    tell: Callable[[Found], None]
-    """Takes what is found so far, which is kept if the section is cut off."""
+    publish: Callable[[Found], None]
+    """Saves the findings so far; they remain if the section is interrupted."""
     measured: Ceilings | None
     """The device's ceilings, if known."""
     bundles: Path | None = None
     """Folder of recorded checkpoints."""
 
     @classmethod
-    def of(cls, order: Order, tell: Callable[[Found], None]) -> SectionSetting:
+    def of(cls, order: Order, publish: Callable[[Found], None]) -> SectionSetting:
         """The setting that an order describes."""
         device = torch.device(order.device)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -55,7 +55,7 @@ class SectionSetting:
             frames=order.frames,
             ends=order.ends - CLOSING_S,
             out=Path(order.out),
-            tell=tell,
+            publish=publish,
             measured=measured,
             bundles=Path(order.bundles) if order.bundles else None,
         )
@@ -77,7 +77,7 @@ class SectionSetting:
 
     @property
     def small(self) -> bool:
-        """True in the suite's own test: every section runs, on shapes that say nothing about speed."""
+        """True in the suite's own test: every section runs, on shapes too small to measure speed."""
         return self.size.name == "tiny"
 
     def overlay(self, model: str) -> Path:
@@ -85,10 +85,10 @@ class SectionSetting:
         return self.out / f"operators-{model}.json"
 
     def table(self, model: str, weights: str = "float") -> OperatorTable:
-        """The operators tuned for a model on this machine, or the built-in ones where none were tuned.
+        """The operators tuned for a model on this machine, or the built-in ones if none were tuned.
 
-        weights: float, or the format that float weights are converted to. The tuned entries of `linear`, which are for
-        float ones, are then left out.
+        weights: float, or the format that float weights are converted to; tuned entries of `linear` are then left out,
+        since they are for float weights.
         """
         table = built_in_table() if weights == "float" else built_in_table().converting(weights)
         path = self.overlay(model)
@@ -98,7 +98,7 @@ class SectionSetting:
         return table.overlaid(*(each for each in entries if weights == "float" or each.key.op_name != "linear"))
 
     def release(self) -> None:
-        """Free the memory of models that nothing refers to any more."""
+        """Free the memory of models that are not referenced any more."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()

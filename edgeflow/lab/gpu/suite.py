@@ -28,7 +28,7 @@ from typing import Any
 
 from edgeflow.lab.gpu.section_order import LEFT_OUT, SECTIONS, SIZES, Found, Order, end_of
 
-FEWEST_FRAMES = 10  # K + 3: the pipe is full for a few passes
+FEWEST_FRAMES = 10  # K + 3: the pipeline is full for a few passes
 FEWEST_S = 10.0  # a section is not started with less
 SPARE_S = 10.0  # of the call's time, for the suite's own end
 MINUTES = 10.0
@@ -39,10 +39,10 @@ Run = Callable[[Order], Found]
 
 
 def main(arguments: Sequence[str] | None = None, run: Run | None = None, started: float | None = None) -> int:
-    """Run the sections and write the report; exit code 1 when a section failed or was cut off.
+    """Run the sections and write the report; exit code 1 if a section failed or was interrupted.
 
-    started: when the call's time began, monotonic seconds; now, if not given. run: the function that runs a section;
-    in a separate process, if not given.
+    started: when the call's time started, in monotonic seconds; now by default. run: the function that runs a section;
+    in a separate process by default.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str] | None = None, run: Run | None = None, started
 
 
 def _run_sections(options: argparse.Namespace, out: Path, run: Run, ends: float) -> Found:
-    """All sections, one after the other; the files in `out` are written after each."""
-    from edgeflow.lab.gpu.bars import figures  # needs packages that may be among the wheels
+    """Run all sections, one after another; the files in `out` are written after each."""
+    from edgeflow.lab.gpu.bars import figures  # imported here: it needs packages that may be among the wheels
 
     begun = monotonic()
     results: Found = {
@@ -100,7 +100,10 @@ def _section(order: Order, shares: Mapping[str, float], run: Run, ends: float) -
 
 
 def in_child(installed: Path | None) -> Run:
-    """The function that runs a section in a separate process. installed: folder of packages for that process."""
+    """The function that runs a section in a separate process.
+
+    installed: folder of packages for that process.
+    """
     environment = {**os.environ, "PYTHONPATH": python_path(installed)}
 
     def run(order: Order) -> Found:
@@ -127,7 +130,7 @@ def python_path(installed: Path | None) -> str:
 
 
 def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
-    """True when a process ended by itself; after `limit_s`, or on an interrupt, it and its children are killed."""
+    """True if a process ended by itself; after `limit_s`, or on an interrupt, it and its children are killed."""
     try:
         child.wait(limit_s)
         return True
@@ -141,7 +144,9 @@ def _ended(child: subprocess.Popen[bytes], limit_s: float) -> bool:
 
 @contextmanager
 def _packages(wheels: str) -> Iterator[Path | None]:
-    """The folder of the installed wheels, which this process can import from meanwhile; None without wheels."""
+    """The folder of the installed wheels, which this process can import from inside the context; None
+    without wheels.
+    """
     if not wheels:
         yield None
         return
@@ -155,7 +160,7 @@ def _packages(wheels: str) -> Iterator[Path | None]:
 
 
 def install(wheels: Path, folder: Path) -> Path:
-    """Install all wheels of a folder below another one, without any index; SystemExit 2 where that fails."""
+    """Install all wheels of a folder into another one, without any index; SystemExit 2 if that fails."""
     files = sorted(str(path) for path in wheels.glob("*.whl"))
     target = folder / "site"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
@@ -172,7 +177,7 @@ def _ceilings(sections: Found) -> tuple[float, float] | None:
 
 
 def report(results: Found) -> str:
-    """The figures with their bars, how each section ended, and what each found."""
+    """The report: figures with their bars, how each section ended, and its findings."""
     lines = [f"# GPU suite: {results['size']} on {_device(results)}", ""]
     lines += [f"Started {results['started']}, {results['seconds']:.0f} s in all.", ""]
     lines += ["## Figures", "", *_table(results["figures"]), "", "## Sections", ""]
@@ -209,7 +214,7 @@ def _body(found: Found) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Found]) -> list[str]:
-    """A table with every column that any row has."""
+    """A table with every column that occurs in any row."""
     if not rows:
         return []
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -218,7 +223,7 @@ def _table(rows: Sequence[Found]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A cell: four digits of a number that is not whole, nothing for None."""
+    """A cell: four digits of a number that is not whole; empty for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -252,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _problem(options: argparse.Namespace) -> str:
-    """The error in the options, or an empty string."""
+    """The error in the options, or ""."""
     if options.frames < FEWEST_FRAMES:
         return f"--frames: at least {FEWEST_FRAMES}"
     if options.wheels and not [*Path(options.wheels).glob("*.whl")]:
@@ -263,7 +268,7 @@ def _problem(options: argparse.Namespace) -> str:
 
 
 def _process_started() -> float:
-    """The start of this process in monotonic seconds; now, where the system does not report it."""
+    """The start of this process in monotonic seconds; now, if the system does not report it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:

@@ -18,13 +18,13 @@ from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 
 COLUMNS = ("A53s", "paper's linears offloaded", "all linears offloaded")
-"""Columns of the table, for the placements that differ in a layer."""
+"""Columns of the table: the placements that differ within a layer."""
 
 
 def cosim_command(
     model: str, *, group: int | None, macros: Path | None, prompt: str | None, tokens: int, as_json: bool
 ) -> int:
-    """Print a co-simulation; exit code 1 where a run gives other tokens than the reference."""
+    """Print a co-simulation; exit code 1 if a run gives other tokens than the reference."""
     about = subject(model, group)
     report = cosimulate(about, _run(about, macros, prompt, tokens))
     if as_json:
@@ -55,7 +55,7 @@ def _print(report: CosimReport, console: Console) -> None:
 
 
 def _layer_table(report: CosimReport) -> FoldingTable:
-    """A layer as in Table I. Placements that differ in the head alone have one column."""
+    """A layer as in Table I. Placements that differ only in the head share a column."""
     columns: list[TokenTime] = []
     for time in report.times:
         if all(time.layer != other.layer for other in columns):
@@ -80,7 +80,7 @@ def _time(microseconds: float, total: float) -> str:
 
 
 def _limits(limits: Mapping[str, float]) -> str:
-    """The limits, with their microseconds where there are several."""
+    """The limits, with their microseconds if there are several."""
     return "\n".join(f"{limit} {time:.1f}" if len(limits) > 1 else limit for limit, time in limits.items())
 
 
@@ -94,7 +94,7 @@ def _token_table(report: CosimReport) -> FoldingTable:
         head = f"{time.head.microseconds / 1e3:.2f}" if time.head else "none"
         layers = f"{time.layers * time.layer_microseconds / 1e3:.2f}"
         rates = f"{time.rate:.2f}", f"{time.rate_in_turn:.2f}"
-        paper = f"{time.placement.paper:.2f}" if time.placement.paper and report.is_papers else ""
+        paper = f"{time.placement.paper:.2f}" if time.placement.paper and report.is_paper_network else ""
         shares = "\n".join(f"{limit} {100 * share:.1f} %" for limit, share in time.shares().items())
         table.add_row(time.placement.name, layers, head, f"{time.milliseconds:.2f}", *rates, paper, shares)
     return table

@@ -1,6 +1,6 @@
 """Every number of the cycle model, with its source. "The paper" is On-Device Qwen2.5 (Xiang et al., 2025).
 
-Nothing else in the model is a measurement: all other times follow from these and from the sizes of the network.
+Nothing else in the model is measured: all other times follow from these and from the sizes of the network.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A number with its unit and source: where the paper states it, or how it was derived."""
+    """A number with its unit and source: the place in the paper, or its derivation."""
 
     value: float
     unit: str
@@ -66,8 +66,9 @@ TABLE_I: dict[str, Constant] = {
         ("silu", 278),
     )
 }
-"""Times of Qwen2.5-0.5B on the four A53s. The paper does not say whether they are of a layer or of the network; taken
-24 times they are near its 2.80 tokens per second, taken once they are not."""
+"""Times of Qwen2.5-0.5B on the four A53s. The paper does not say whether they are for a layer or for the network;
+multiplied by 24 they are near its 2.80 tokens per second, without that they are not.
+"""
 
 PAPER_MAC_TOTAL = Constant(14650, "microseconds per layer", 'the paper, Table I, row "Overall MAC operations"')
 PAPER_BASELINE = Constant(2.8, "tokens per second", "the paper, Table III, baseline")
@@ -96,4 +97,4 @@ ALL = {
     "paper_baseline_size": PAPER_BASELINE_SIZE,
     "paper_size": PAPER_SIZE,
 }
-"""By name, for reports."""
+"""All constants by name, for reports."""

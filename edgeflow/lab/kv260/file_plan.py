@@ -1,7 +1,7 @@
 """The places of a checkpoint's tensors in a macro file: one binary file, described by one JSON (section III-A).
 
-Linears in 4 bits come first, in the order of their names, the four channels of each one after the other; then all
-other tensors in FP16. Every part begins at a multiple of 16 bytes, the width of a strip. Numbers are little-endian.
+Linears in 4 bits come first, in the order of their names, the four channels of each one after another; then all other
+tensors in FP16. Every part starts at a multiple of 16 bytes, the width of a strip. Numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAYOUT = {
     "order of inputs",
     "tensors": "FP16, row by row",
 }
-"""The layout in words, for the JSON. The paper's figures 3 and 4 give the parts of a macro, not their order."""
+"""The layout in words, for the JSON. The paper's figures 3 and 4 show the parts of a macro, not their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class MacroFilePlan:
-    """The places of everything in a macro file."""
+    """The places of all parts in a macro file."""
 
     linears: Mapping[str, PlannedLinear]
     tensors: Mapping[str, PlannedTensor]
     nbytes: int
-    """The nbytes of the binary file."""
+    """Bytes of the binary file."""
 
 
 def planned(shapes: Mapping[str, tuple[int, ...]]) -> MacroFilePlan:
-    """The plan of an AutoAWQ checkpoint (GEMM layout) from the shapes of its tensors; nothing is read.
+    """The plan of an AutoAWQ checkpoint (GEMM layout), computed only from the shapes of its tensors.
 
     CheckpointError names a linear that lacks a part, or whose parts do not fit together or into macros.
     """
@@ -83,7 +83,7 @@ def planned(shapes: Mapping[str, tuple[int, ...]]) -> MacroFilePlan:
 
 
 def laid_out(linears: Mapping[str, MacroShape], tensors: Mapping[str, tuple[int, ...]]) -> MacroFilePlan:
-    """The plan of these linears and tensors, in their order."""
+    """The plan of these linears and tensors, in the given order."""
     end = 0
 
     def take(nbytes: int) -> FileSpan:
@@ -124,5 +124,5 @@ def _rows_and_columns(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Layer 10 after layer 9."""
+    """A sort key that puts layer 10 after layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -33,11 +33,11 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 ACCELERATED = "kv260"
 EXACT = "exact"
 BACKENDS = (ACCELERATED, REFERENCE, EXACT)
-"""Backends of linears in 4 bits: the accelerator; weights rounded to float16, as AutoAWQ dequantises; exact ones."""
+"""Backends of linears in 4 bits: the accelerator, weights rounded to float16 as AutoAWQ dequantises, and exact ones."""
 CPU = torch.device("cpu")
 
 
-class Accelerated:
+class AcceleratedProduct:
     """The accelerator's sums; the processing system adds the bias."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
@@ -54,8 +54,8 @@ class Accelerated:
         return self._weight.nbytes
 
 
-class Exact:
-    """A product with the weight in float32, not rounded to float16: what the accelerator computes, in another order."""
+class ExactProduct:
+    """A product with the weight in float32, not rounded to float16: the accelerator's computation in another order."""
 
     def __init__(self, weight: AwqWeight, bias: Tensor | None) -> None:
         self._weight = weight.exact()
@@ -70,8 +70,8 @@ class Exact:
 
 
 def hybrid_table(backend: str = ACCELERATED) -> OperatorTable:
-    """A table in which one of BACKENDS serves every linear in 4 bits on a CPU. All else is chosen as usual."""
-    own = (_implementation(ACCELERATED, Accelerated), _implementation(EXACT, Exact))
+    """A table in which one of BACKENDS serves every linear in 4 bits on a CPU. Everything else is selected as usual."""
+    own = (_implementation(ACCELERATED, AcceleratedProduct), _implementation(EXACT, ExactProduct))
     entries = (
         TableEntry(
             OperatorKey(op_name="linear", hw_profile="cpu", stage=stage, weight=AWQ), backend, origin="co-simulation"
@@ -89,7 +89,7 @@ def _implementation(impl_id: str, function: type) -> Implementation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridRun:
-    """Greedy tokens of a prompt, hybrid and by the W4A16 reference in float32."""
+    """Greedy tokens of a prompt, from the hybrid run and from the W4A16 reference in float32."""
 
     prompt: str
     rows: int
@@ -97,7 +97,7 @@ class HybridRun:
     reference: list[int]
     text: str
     ms_per_token: float
-    """The ms per token of simulating, here."""
+    """Milliseconds per token of this simulation."""
 
     @property
     def equal(self) -> bool:
@@ -105,10 +105,10 @@ class HybridRun:
 
 
 def load_hybrid(checkpoint: Path, macros: Path | None = None, backend: str = ACCELERATED) -> ChatModel:
-    """A chat model in float32 whose linears in 4 bits are served by one of `linear.BACKENDS`.
+    """A chat model in float32 whose linears in 4 bits are served by one of BACKENDS.
 
-    macros: the directory of a macro file that has the weights; by default they are the checkpoint's. CheckpointError
-    where it is of another model, or the checkpoint is not quantised.
+    macros: the directory of a macro file with the weights; by default they are the checkpoint's. CheckpointError if it
+    belongs to another model, or if the checkpoint is not quantised.
     """
     table = hybrid_table(backend)
     published = read_with_heads(checkpoint, "the accelerator")
@@ -136,7 +136,7 @@ def load_hybrid(checkpoint: Path, macros: Path | None = None, backend: str = ACC
 
 @torch.inference_mode()
 def greedy(decoder: LlamaDecoder, ids: list[int], count: int) -> list[int]:
-    """The `count` likeliest tokens after a prompt, one after the other."""
+    """The `count` most likely tokens after a prompt, one after another."""
     capacity = len(ids) + count
     if capacity > decoder.config.max_position_embeddings:
         limit = decoder.config.max_position_embeddings
@@ -157,7 +157,7 @@ def greedy(decoder: LlamaDecoder, ids: list[int], count: int) -> list[int]:
 
 
 def compare_run(checkpoint: Path, macros: Path | None, prompt: str, count: int) -> HybridRun:
-    """Run a prompt hybrid and by the reference. A model with a chat template is asked as in a chat."""
+    """Run a prompt on the hybrid and on the reference. A model with a chat template gets it as a chat message."""
     reference, hybrid = load_hybrid(checkpoint, backend=REFERENCE), load_hybrid(checkpoint, macros)
     ids = list(_prompt_ids(hybrid, prompt))
     expected = greedy(reference.decoder, ids, count)

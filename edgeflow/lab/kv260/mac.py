@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 from edgeflow.lab.kv260.macro import HEAD_WORDS, NIBBLE_ORDER, OUTPUTS, SCALE_WORDS, Words
 
-STEP = 8  # inputs that a unit takes in a step
+STEP = 8  # inputs of a unit per step
 CANONICAL_NAN = np.array(0x7FC00000, np.uint32).view(np.float32)
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Unpacked:
+class UnpackedMacros:
     """The output of the unpacking unit."""
 
     integers: NDArray[np.int8]
@@ -40,7 +40,7 @@ class Unpacked:
         return self.integers.nbytes + self.scales.nbytes
 
 
-def unpack_unit(macros: Words) -> Unpacked:
+def unpack_unit(macros: Words) -> UnpackedMacros:
     """Integers and scales of macros [B, E/G, 8 + G], of N = 8 B outputs."""
     blocks, groups, words = macros.shape
     halves = np.ascontiguousarray(macros[..., :SCALE_WORDS]).view(np.float16)  # [B, E/G, 8]
@@ -48,14 +48,14 @@ def unpack_unit(macros: Words) -> Unpacked:
     zeros = _nibbles(macros[..., SCALE_WORDS])  # [B, E/G, 8]
     weights = _nibbles(macros[..., HEAD_WORDS:])  # [B, E/G, G, 8]
     integers = (weights - zeros[:, :, None]).transpose(1, 2, 0, 3)
-    return Unpacked(integers.reshape(groups * (words - HEAD_WORDS), blocks * OUTPUTS), scales)
+    return UnpackedMacros(integers.reshape(groups * (words - HEAD_WORDS), blocks * OUTPUTS), scales)
 
 
-def sums(weight: Unpacked, x: Floats) -> Floats:
-    """[m, N]: the sums that the accelerator gives for the rows of x, float32 [m, E]."""
+def sums(weight: UnpackedMacros, x: Floats) -> Floats:
+    """[m, N]: the accelerator's sums for the rows of x, float32 [m, E]."""
     (inputs, outputs), group = weight.integers.shape, weight.integers.shape[0] // weight.scales.shape[0]
     accumulated = np.zeros((x.shape[0], outputs), np.float32)
-    with np.errstate(all="ignore"):  # infinities and NaN are results like others
+    with np.errstate(all="ignore"):  # infinities and NaN are valid results
         for first in range(0, inputs, STEP):
             taken = slice(first, first + STEP)
             products = x[:, taken, None] * weight.scales[first // group]  # [m, 8, N]
@@ -66,7 +66,7 @@ def sums(weight: Unpacked, x: Floats) -> Floats:
 
 
 def _tree(products: Floats) -> Floats:
-    """[m, N] from [m, 8, N]"""
+    """Sum products [m, 8, N] in the tree's order: [m, N]."""
     pairs = products[:, 0::2] + products[:, 1::2]
     quarters = pairs[:, 0::2] + pairs[:, 1::2]
     total: Floats = quarters[:, 0] + quarters[:, 1]
@@ -74,7 +74,7 @@ def _tree(products: Floats) -> Floats:
 
 
 def _nibbles(words: Words) -> NDArray[np.int8]:
-    """[..., 8]: the eight integers of 4 bits of a word, by output."""
+    """[..., 8]: the eight 4-bit integers of a word, by output."""
     nibbles = np.empty((*words.shape, OUTPUTS), np.int8)
     for nibble, output in enumerate(NIBBLE_ORDER):
         nibbles[..., output] = words >> 4 * nibble & 15

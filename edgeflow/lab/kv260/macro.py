@@ -33,13 +33,13 @@ Words = NDArray[np.uint32]
 
 @dataclass(frozen=True, slots=True)
 class MacroShape:
-    """Sizes of a linear [N, E] in macros of G inputs. CheckpointError where macros cannot hold it."""
+    """Sizes of a linear [N, E] in macros of G inputs. CheckpointError if macros cannot hold it."""
 
     outputs: int
     inputs: int
     group: int
     name: str = "linear"
-    """The linear, for messages."""
+    """Name of the linear, for messages."""
 
     def __post_init__(self) -> None:
         if self.group not in GROUPS:
@@ -88,7 +88,7 @@ class GemmWords:
     scales: NDArray[np.float16]
 
     def shape(self, name: str = "linear") -> MacroShape:
-        """Its sizes; CheckpointError where the arrays do not fit together or macros cannot hold them."""
+        """The sizes; CheckpointError if the arrays do not fit together or macros cannot hold them."""
         if any(array.ndim != 2 for array in (self.qweight, self.qzeros, self.scales)) or not self.scales.shape[0]:
             raise CheckpointError(f"{name}: qweight, qzeros and scales must have two dimensions and one group or more")
         inputs, (groups, outputs) = self.qweight.shape[0], self.scales.shape
@@ -101,7 +101,7 @@ class GemmWords:
 
 
 def pack(gemm: GemmWords, name: str = "linear") -> Words:
-    """Macros [N/8, E/G, 8 + G] of a linear, in rising order of outputs, then of inputs. No value is computed."""
+    """Macros [N/8, E/G, 8 + G] of a linear, in ascending order of outputs, then of inputs. Words are only moved."""
     shape = gemm.shape(name)
     macros = np.zeros((shape.blocks, shape.macros, shape.words), np.uint32)
     scales = np.ascontiguousarray(gemm.scales).view(np.uint32)  # [E/G, N/2]
@@ -113,7 +113,7 @@ def pack(gemm: GemmWords, name: str = "linear") -> Words:
 
 
 def unpack(macros: Words, name: str = "linear") -> GemmWords:
-    """The exact inverse of `pack`; CheckpointError where padding is not zero."""
+    """The exact inverse of `pack`; CheckpointError if padding is not zero."""
     if macros[..., SCALE_WORDS + 1 : HEAD_WORDS].any():
         raise CheckpointError(f"{name}: the padding after the zeros of a macro is not zero")
     blocks, groups, words = macros.shape
@@ -124,7 +124,7 @@ def unpack(macros: Words, name: str = "linear") -> GemmWords:
 
 
 def split(macros: Words) -> tuple[Words, ...]:
-    """The macros of each channel: block b goes to channel b mod 4, so channels differ by one block at most."""
+    """The macros of each channel: block b goes to channel b mod 4, so channels differ by at most one block."""
     return tuple(macros[channel::CHANNELS] for channel in range(CHANNELS))
 
 

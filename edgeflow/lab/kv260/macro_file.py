@@ -1,4 +1,4 @@
-"""Macro files: a checkpoint as one binary file and one JSON that describes it (section III-A), and its weights."""
+"""Macro files: a checkpoint as one binary file and one JSON that describes it (section III-A)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EMBEDDING = "embed_tokens.weight"
 
 @dataclass(frozen=True, slots=True)
 class MacroFile:
-    """An open macro file: sizes and checksum are checked, numbers are read when they are asked for."""
+    """An open macro file: sizes and checksum have been checked, numbers are read on demand."""
 
     directory: Path
     plan: MacroFilePlan
@@ -71,10 +71,10 @@ class MacroFile:
 
 
 def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -> MacroFilePlan:
-    """Write a checkpoint in AutoAWQ's GEMM layout as a macro file in a directory, which is made where it is missing.
+    """Write a checkpoint in AutoAWQ's GEMM layout as a macro file into a directory, which is created if necessary.
 
-    Parts in other float formats become FP16. report: called with the name of a part, its number and their count.
-    CheckpointError where macros cannot hold a linear, or FP16 a number.
+    Parts in other float formats become FP16. report: called with the name of a part, its number and the number of
+    parts. CheckpointError if macros cannot hold a linear, or FP16 a number.
     """
     plan = planned(tensor_shapes(checkpoint))
     if not plan.linears:
@@ -94,7 +94,7 @@ def write_macro(checkpoint: Path, out: Path, report: Report = lambda *_: None) -
 
 
 def open_macro(directory: Path) -> MacroFile:
-    """Open a macro file; CheckpointError where it is truncated, changed, of another version or malformed."""
+    """Open a macro file; CheckpointError if it is truncated, modified, of another version or malformed."""
     path = directory / DESCRIPTION
     if not path.is_file():
         raise CheckpointError(
@@ -115,7 +115,7 @@ def open_macro(directory: Path) -> MacroFile:
 
 
 def _write_parts(file: BinaryIO, plan: MacroFilePlan, weights: Weights, report: Report) -> str:
-    """Write every part at its place. Returns the SHA-256 of the file."""
+    """Write every part at its place; return the SHA-256 of the file."""
     digest, end = hashlib.sha256(), 0
 
     def put(span: FileSpan, values: NDArray[Any]) -> None:
@@ -177,7 +177,7 @@ def _entries(plan: MacroFilePlan) -> dict[str, list[dict[str, Any]]]:
 
 
 def _plan_of(values: Mapping[str, Any], path: Path) -> MacroFilePlan:
-    """The plan of a description. Names and sizes lead to one plan, whose entries must be those of the file."""
+    """The plan of a description: it is computed from names and sizes, and must equal the file's entries."""
     try:
         linears = {str(each["name"]): _shape(each) for each in values["linears"]}
         tensors = {str(each["name"]): tuple(map(_size, each["shape"])) for each in values["tensors"]}
@@ -216,7 +216,7 @@ def _check_binary(path: Path, nbytes: int, sha256: object) -> None:
 
 
 def macro_weights(file: MacroFile, config: LlamaConfig, dtype: torch.dtype) -> Weights:
-    """The weights of a decoder of this configuration; CheckpointError where the file is of another model."""
+    """The weights of a decoder with this configuration; CheckpointError if the file belongs to another model."""
     check_model(file, config)
     quantization = Quantization.of(file.config, f"{file.directory}: ")
     where = f"{file.directory / BINARY}: "
@@ -224,7 +224,7 @@ def macro_weights(file: MacroFile, config: LlamaConfig, dtype: torch.dtype) -> W
 
 
 def check_model(file: MacroFile, config: LlamaConfig) -> None:
-    """CheckpointError names the first tensor, or the first value of config.json, that is not that of the model."""
+    """Raise CheckpointError for the first tensor or value of config.json that does not match the model."""
     stem = stem_of(file)
     found = {name: each.shape for name, each in file.plan.tensors.items()}
     found |= {f"{name}.weight": (each.shape.outputs, each.shape.inputs) for name, each in file.plan.linears.items()}

@@ -1,4 +1,4 @@
-"""A decoder's linears and tensors, only from its configuration."""
+"""A decoder's linears and tensors, computed only from its configuration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PUBLISHED = {
 """Configurations that need no checkpoint, by name."""
 
 LINEARS = ("qkv", "output", "gate_up", "down")
-"""Linears of a layer as the decoder computes them: those that read the same rows are one."""
+"""Linears of a layer as the decoder computes them: those that read the same rows are joined."""
 
 
 def layer_linears(config: LlamaConfig) -> dict[str, tuple[int, int]]:
@@ -54,13 +54,16 @@ def fused_linears(config: LlamaConfig) -> dict[str, tuple[int, int]]:
 
 
 def head_in_macros(config: LlamaConfig, group: int) -> MacroShape:
-    """The head as macros; outputs that fill the last block are zeros."""
+    """The head as macros; the last block is filled up with zeros."""
     outputs = -(-config.vocab_size // OUTPUTS) * OUTPUTS
     return MacroShape(outputs, config.hidden_size, group, "lm_head")
 
 
 def tensor_shapes_of(config: LlamaConfig, stem: str = "model.") -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every tensor of a float checkpoint. stem: of all names but the head's."""
+    """Name and shape of every tensor of a float checkpoint.
+
+    stem: beginning of all names except the head's.
+    """
     width = config.hidden_size
     yield f"{stem}embed_tokens.weight", (config.vocab_size, width)
     for index in range(config.num_hidden_layers):

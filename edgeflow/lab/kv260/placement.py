@@ -23,14 +23,14 @@ PAPER_LINEARS = frozenset(LINEARS) - {"output"}
 
 @dataclass(frozen=True, slots=True)
 class LinearTime:
-    """Microseconds of a linear, one row."""
+    """Microseconds of a linear for one row."""
 
     streaming: float
-    """The streaming of its macros."""
+    """Streaming its macros."""
     steps: float
-    """The steps of the PEs."""
+    """Steps of the PEs."""
     activations: float
-    """Inputs and sums."""
+    """Moving inputs and sums."""
 
     @property
     def overlapped(self) -> float:
@@ -42,13 +42,13 @@ class LinearTime:
 
     @property
     def limits(self) -> dict[str, float]:
-        """The microseconds that each limit sets, `overlapped` in all: STREAMING or PES, and ACTIVATIONS."""
+        """The microseconds due to each limit, `overlapped` in total: STREAMING or PES, and ACTIVATIONS."""
         slower = STREAMING if self.streaming >= self.steps else PES
         return {slower: max(self.streaming, self.steps), ACTIVATIONS: self.activations}
 
 
 def linear_time(shape: MacroShape) -> LinearTime:
-    """The time of a linear. The channel with most blocks counts, and the memory that all of them share."""
+    """The time of a linear: that of the channel with most blocks, and of the memory that all channels share."""
     blocks, macros, words = shape.channel_shape(0)
     strips = blocks * macros * (32 * words // int(constants.STRIP.value))
     steps = blocks * macros * (shape.group // int(constants.PE_INPUTS.value))
@@ -70,11 +70,11 @@ class AcceleratorPlacement:
 
     name: str
     linears: frozenset[str]
-    """Those of a layer."""
+    """Linears of a layer that run on the accelerator."""
     head: str
     """NO_HEAD, A53 or ACCELERATOR."""
     paper: float | None = None
-    """The paper's tokens per second, None where it states none."""
+    """The paper's tokens per second, None if it does not state any."""
 
 
 PLACEMENTS = (
@@ -94,9 +94,9 @@ class PlacedOperation:
 
     name: str
     in_turn: float
-    """Microseconds without overlap."""
+    """Microseconds if nothing overlaps."""
     limits: Mapping[str, float]
-    """With it, by what sets it."""
+    """Microseconds with overlap, by the limit that causes them."""
 
     @property
     def microseconds(self) -> float:
@@ -111,7 +111,7 @@ class TokenTime:
     layer: tuple[PlacedOperation, ...]
     layers: int
     head: PlacedOperation | None
-    """None where none is counted."""
+    """None if no head is counted."""
 
     @property
     def layer_microseconds(self) -> float:
@@ -135,7 +135,7 @@ class TokenTime:
         return 1e6 / (self.layers * sum(part.in_turn for part in self.layer) + head)
 
     def shares(self) -> dict[str, float]:
-        """The part of the time that each limit sets, the largest first; they add up to 1."""
+        """The share of each limit in the time, the largest first; they add up to 1."""
         parts = [(self.layers, part) for part in self.layer] + ([(1, self.head)] if self.head else [])
         total: Counter[str] = Counter()
         for count, part in parts:
@@ -144,7 +144,7 @@ class TokenTime:
 
 
 def token_time(config: LlamaConfig, group: int, placement: AcceleratorPlacement) -> TokenTime:
-    """The time of a token of this network. CheckpointError where macros cannot hold a linear."""
+    """The time of a token of this network. CheckpointError if macros cannot hold a linear."""
     linears = {
         name: linear_time(MacroShape(outputs, inputs, group, name))
         for name, (outputs, inputs) in fused_linears(config).items()
@@ -192,7 +192,7 @@ def mac_rate() -> float:
 
 
 def _sizes(config: LlamaConfig) -> dict[str, int]:
-    """The size with which each row of the table grows: multiply-accumulates, or elements."""
+    """The size to which each row of the table is proportional: multiply-accumulates, or elements."""
     products = {name: outputs * inputs for name, (outputs, inputs) in fused_linears(config).items()}
     qkv_width = config.q_width + 2 * config.kv_width
     return {

@@ -37,9 +37,9 @@ ROWS = {
     "rms_norm": "RMSNorm",
     "silu": "SiLU and product",
 }
-"""The rows of Table I for a person."""
+"""The rows of Table I, in words."""
 MACS = ("qkv", "gate_up", "down")
-"""The rows whose percentages the paper adds up to 91.61."""
+"""The rows whose percentages add up to 91.61 in the paper."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class CosimModel:
 def subject(model: str, group: int | None) -> CosimModel:
     """Find a network by name or path; its weights are not read.
 
-    group: by default the one that the checkpoint is quantised in, else the paper's. ConfigError for what is neither a
-    checkpoint nor a known name; CheckpointError for a checkpoint that is not served, or that the KV260 cannot hold.
+    group: by default the checkpoint's, or the paper's. ConfigError if it is neither a checkpoint nor a known name;
+    CheckpointError for a checkpoint that cannot be served, or does not fit the KV260.
     """
     about = _found(model, group)
     check_fits(about.name, about.config, about.group)
@@ -90,16 +90,16 @@ class CosimReport:
     second_head: int
     """Bytes of a head in macros."""
     run: HybridRun | None = None
-    """None where no prompt was given."""
+    """None if no prompt was given."""
 
     @property
-    def is_papers(self) -> bool:
-        """True for the paper's network, with which alone its figures compare."""
+    def is_paper_network(self) -> bool:
+        """True for the paper's network, the only one its figures are for."""
         return self.subject.config == PUBLISHED[PAPER_MODEL]
 
     @property
     def memory(self) -> BoardMemory:
-        """The memory of the board that the network takes."""
+        """The board's memory that the network takes."""
         return memory_of(self.subject.config, self.subject.group)
 
     @property
@@ -128,7 +128,7 @@ class CosimReport:
             f"the output projection ({output:.0f} µs per layer); "
             f"with it the share is {100 * (macs + output) / total:.2f} %."
         )
-        if not self.is_papers:
+        if not self.is_paper_network:
             return [left_out, "Times of the A53s are Table I's, scaled by the sizes of this network."]
         bare, headed, *_ = self.times
         like, unlike = (
@@ -144,7 +144,7 @@ class CosimReport:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; microseconds, milliseconds and bytes by their names."""
+        """JSON values; microseconds, milliseconds and bytes are marked by their names."""
         return {
             "model": self.subject.name,
             "group": self.subject.group,
@@ -152,7 +152,9 @@ class CosimReport:
             "bytes": {**asdict(self.sizes), "second_head": self.second_head},
             "memory": {**asdict(self.memory), "total": self.memory.total, "positions": positions(self.subject.config)},
             "reduction": 1 - self.sizes.autoawq / self.sizes.fp16,
-            "placements": [_placement(time, time.placement.paper if self.is_papers else None) for time in self.times],
+            "placements": [
+                _placement(time, time.placement.paper if self.is_paper_network else None) for time in self.times
+            ],
             "notes": self.notes,
             "constants": {name: asdict(constant) for name, constant in constants.ALL.items()},
             "run": None if self.run is None else {**asdict(self.run), "equal": self.run.equal},
@@ -160,7 +162,7 @@ class CosimReport:
 
 
 def cosimulate(subject: CosimModel, run: HybridRun | None = None) -> CosimReport:
-    """All placements of a network; CheckpointError where macros cannot hold a linear."""
+    """All placements of a network; CheckpointError if macros cannot hold a linear."""
     config, group = subject.config, subject.group
     times = tuple(token_time(config, group, placement) for placement in PLACEMENTS)
     head = second_head_bytes(config, group)

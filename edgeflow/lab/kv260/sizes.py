@@ -19,7 +19,9 @@ FLOAT_BYTES = 4  # of a key or value
 
 @dataclass(frozen=True, slots=True)
 class WeightBytes:
-    """Bytes of all weights: in FP16, as an AutoAWQ file (tensors without the header), as a macro file (its binary)."""
+    """Bytes of all weights: in FP16, as an AutoAWQ file (tensors without the header), and as a macro file (its
+    binary).
+    """
 
     fp16: int
     autoawq: int
@@ -28,12 +30,12 @@ class WeightBytes:
 
 @dataclass(frozen=True, slots=True)
 class BoardMemory:
-    """Bytes of the board's memory that a network takes, in the placement that takes most."""
+    """Bytes of the board's memory that a network takes, in the placement that needs most."""
 
     weights: int
-    """The weights of the macro file, with embedding."""
+    """Weights of the macro file, including the embedding."""
     head: int
-    """The head of the copy in macros, 0 where it replaces the one in FP16."""
+    """A copy of the head in macros, 0 if it replaces the one in FP16."""
     kv: int
     """Keys and values in FP32."""
     host: int
@@ -52,7 +54,7 @@ class BoardMemory:
 
 
 def sizes(config: LlamaConfig, group: int) -> WeightBytes:
-    """Only from the configuration, with all linears of the layers in 4 bits."""
+    """The bytes, computed from the configuration, with all linears of the layers in 4 bits."""
     shapes = gemm_shapes_of(config, group)
     return WeightBytes(
         fp16=sum(2 * math.prod(shape) for _, shape in tensor_shapes_of(config)),
@@ -62,12 +64,12 @@ def sizes(config: LlamaConfig, group: int) -> WeightBytes:
 
 
 def second_head_bytes(config: LlamaConfig, group: int) -> int:
-    """Bytes of a head in macros. A tied head needs them beside the embedding, which stays in FP16."""
+    """Bytes of a head in macros. A tied head needs them in addition to the embedding, which stays in FP16."""
     return head_in_macros(config, group).nbytes
 
 
 def memory_of(config: LlamaConfig, group: int) -> BoardMemory:
-    """Only from the configuration."""
+    """The memory, computed from the configuration."""
     return BoardMemory(
         weights=sizes(config, group).macro,
         head=second_head_bytes(config, group) if config.tie_word_embeddings else 0,
@@ -77,12 +79,12 @@ def memory_of(config: LlamaConfig, group: int) -> BoardMemory:
 
 
 def positions(config: LlamaConfig) -> int:
-    """Positions whose keys and values are counted."""
+    """Number of positions whose keys and values are counted."""
     return min(int(constants.POSITIONS.value), config.max_position_embeddings)
 
 
 def check_fits(model: str, config: LlamaConfig, group: int) -> None:
-    """CheckpointError where macros or the buffer of activations cannot hold a linear, or the memory the network.
+    """Raise CheckpointError if macros or the buffer of activations cannot hold a linear, or the memory the network.
 
     model: its name, for messages.
     """

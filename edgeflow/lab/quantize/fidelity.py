@@ -50,7 +50,7 @@ class Fidelity(QuantisationError):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Passed:
+class BlockRows:
     """Rows after the last block [B, L, E] of each batch, for the float model and for each variant."""
 
     floats: list[Tensor]
@@ -91,7 +91,7 @@ def passed_through(
     variants: Mapping[str, Sequence[BlockChoice]],
     batches: Sequence[Tensor],
     report: Report = lambda *_: None,
-) -> Passed:
+) -> BlockRows:
     """The rows [B, L, E] of batches through all blocks of the float model and of each variant.
 
     Every block is read once; all variants pass through it together.
@@ -112,7 +112,7 @@ def passed_through(
                     error.add(run.inputs)
         for name, error in errors.items():
             linear[name] |= {decoder.block_prefix(index) + each: share for each, share in error.shares().items()}
-    return Passed(floats, hidden, linear)
+    return BlockRows(floats, hidden, linear)
 
 
 class _LinearErrors:

@@ -17,20 +17,20 @@ from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import DecoderTensors
 
 NEAR = 1
-"""Bins by which a near token is off, at most."""
+"""Largest distance in bins of a near token."""
 
 
 @dataclass(slots=True, eq=False)
 class TokenFidelity(QuantisationError):
-    """Sums over the action tokens that the float policy chose, each after those before it."""
+    """Sums over the action tokens of the float policy, each given the tokens before it."""
 
     tokens: int = 0
     kl: float = 0.0
     """KL(float || quantised) over the action vocabulary, nats."""
     agreeing: int = 0
-    """Tokens that both choose."""
+    """Number of tokens on which both agree."""
     near: int = 0
-    """Tokens within one bin of the float policy's."""
+    """Number of tokens within one bin of the float policy's."""
 
     def texts(self) -> Iterator[tuple[str, str]]:
         yield "KL per action token, nats", f"{self.kl / self.tokens:.4f}"
@@ -48,19 +48,22 @@ class TokenFidelity(QuantisationError):
 
 @dataclass(slots=True, eq=False)
 class ChunkFidelity(QuantisationError):
-    """The error of a quantised policy's chunks against the float policy's, both drawn from the same noise."""
+    """The error of a quantised policy's chunks against the float policy's, both from the same noise."""
 
     chunk_error: float
-    """The size of the difference over the size of the float chunks, in normalised numbers, of all frames together,
-    so that frames with large numbers count most.
+    """Size of the difference relative to the size of the float chunks, in normalised numbers. It is computed over all
+    frames together, so frames with large numbers count most.
     """
     median_error: float
-    """The median of the frames' own."""
+    """Median of the same error per frame."""
     frames: int
 
     @classmethod
     def of(cls, linear: Mapping[str, float], found: Tensor, wanted: Tensor) -> ChunkFidelity:
-        """found, wanted: the chunks of the quantised and of the float policy, [n, horizon, D]."""
+        """The errors of chunks.
+
+        found, wanted: chunks of the quantised and of the float policy, [n, horizon, D].
+        """
         of_frames = (found - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)
         return cls(linear, float((found - wanted).norm() / wanted.norm()), float(of_frames.median()), len(wanted))
 
@@ -81,7 +84,8 @@ def measure_tokens(
     actions: range,
     report: Report = lambda *_: None,
 ) -> dict[str, TokenFidelity]:
-    """The fidelity of each variant, given by the choices of its blocks; none at all is round to nearest.
+    """The fidelity of each variant, given by the choices for its blocks; without choices, a variant is round to
+    nearest.
 
     rows: of held-out frames. actions: the ids of action tokens.
     """
@@ -96,7 +100,7 @@ def measure_tokens(
 
 
 def _add_tokens(fidelity: TokenFidelity, wanted: Tensor, found: Tensor, tokens: Tensor, actions: range) -> None:
-    """Add the tokens of a batch: logits [n, V] of both models, the tokens [n] that the float one chose."""
+    """Add the tokens of a batch: logits [n, V] of both models, and the tokens [n] of the float policy."""
     among = slice(actions.start, actions.stop)
     of_floats, of_variant = (each[:, among].log_softmax(-1) for each in (wanted, found))
     off = (found.argmax(1) - tokens).abs()

@@ -36,16 +36,16 @@ CLOSED_LOOP = "closed-loop"
 
 
 class Loss(str, Enum):
-    """The rows whose outputs the losses of a search count."""
+    """The rows whose outputs count in the losses of a search."""
 
     ALL = "all"
     ACTIONS = "actions"
 
 
 def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path | None = None) -> QuantisedCheckpoint:
-    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
+    """Write the quantised checkpoint and its report; ConfigError or CheckpointError if something does not fit.
 
-    kept: a file that the frames are written to.
+    kept: a file to write the frames to.
     """
     opened = open_policy(request.folder, request.group)
     _check_loss(loss, opened)
@@ -84,7 +84,7 @@ def quantize_policy(request: Request, report: Report, *, loss: Loss, kept: Path 
 def calibration_rows(
     opened: PolicySource, observations: Sequence[Observation], loss: Loss
 ) -> tuple[tuple[Tensor, ...], Counted]:
-    """The batches of rows [B, L, E] that a search runs, and the rows that its losses count."""
+    """The batches of rows [B, L, E] that a search runs, and the rows that count in its losses."""
     served = ServedPolicy(opened.source.folder, opened.family, observations)
     if opened.actions is None:
         return prefix_rows(served).hidden, None
@@ -101,7 +101,7 @@ def _check_loss(loss: Loss, opened: PolicySource) -> None:
 
 
 def _frames(request: Request, kept: Path | None, report: Report) -> CalibrationFrames:
-    """The frames of the search and of the report, kept where that was asked for."""
+    """The frames of the search and of the report; they are saved if that was requested."""
     embedded = request.folder.resolve() in (EMBEDDED_POLICY.resolve(), EMBEDDED_FLOW_POLICY.resolve())
     if request.calibration == CLOSED_LOOP or (request.calibration == BUILT_IN and embedded):
         name, recorded = "the demo's closed loop", record_frames(request.folder, request.seed, report)
@@ -130,7 +130,7 @@ def _figures(
     held_out: Sequence[Observation],
     report: Report,
 ) -> tuple[QuantisationError, QuantisationError]:
-    """Those of round to nearest and of AWQ."""
+    """The errors of round to nearest and of AWQ."""
     variants = {NEAREST: [BlockChoice()] * len(choices), AWQ: choices}
     decoder, group = opened.source.decoder, opened.source.grouping.group
     if opened.actions is not None:
@@ -150,7 +150,7 @@ def _figures(
 
 
 def _chunks_and_rows(served: ServedPolicy) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Chunks and prefix rows of the float policy, for the report; the policy itself is not kept."""
+    """Chunks and prefix rows of the float policy, for the report; the policy itself is freed."""
     return served.chunks(), prefix_rows(served).hidden
 
 
@@ -159,7 +159,7 @@ def _counted(loss: Loss) -> str:
 
 
 def copy_rest(source: Source, out: Path) -> None:
-    """Copy dataset statistics, processors, tokenizers and the like, those in folders below as well."""
+    """Copy dataset statistics, processors, tokenizers and the like, also those in subfolders."""
     out.mkdir(parents=True, exist_ok=True)
     written = {*source.files, source.folder / CONFIG_FILE, source.folder / INDEX_FILE}
     for path in sorted(set(_served_files(source.folder)) - written):
@@ -171,7 +171,7 @@ def copy_rest(source: Source, out: Path) -> None:
 
 
 def _served_files(folder: Path) -> Iterator[Path]:
-    """Files of the kinds that checkpoints are read from; none in hidden folders."""
+    """Files of the kinds that checkpoints consist of; hidden folders are skipped."""
     for pattern in HUB_FILES:
         for path in folder.rglob(pattern):
             if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts):

@@ -25,16 +25,16 @@ class Request:
     clip: bool
     """All three: as in SearchSettings."""
     calibration: str
-    """Built-in, another kind by its name, or the path of a file."""
+    """Built-in, the name of another kind, or the path of a file."""
     seed: int
-    """The seed of the samples or frames."""
+    """Seed of the samples or frames."""
 
     def settings(self, group: int) -> SearchSettings:
-        """The search of this request in groups of G."""
+        """The search settings of this request, in groups of G."""
         return SearchSettings(group=group, form=self.form, identity=self.identity, clip=self.clip)
 
     def stated(self, grouping: Grouping) -> dict[str, Any]:
-        """The settings that a search is continued under, besides its calibration: JSON values."""
+        """The settings that must be equal to resume a search, besides its calibration: JSON values."""
         return {
             "model": fingerprint(self.folder),
             **asdict(self.settings(grouping.group)),

@@ -40,9 +40,9 @@ BATCH = 4
 
 
 def quantize(request: Request, report: Report, *, questions: int, macros: bool) -> QuantisedCheckpoint:
-    """Write the quantised checkpoint and its report; ConfigError or CheckpointError says what does not fit.
+    """Write the quantised checkpoint and its report; ConfigError or CheckpointError if something does not fit.
 
-    questions: of the embedded chat model's report. macros: a macro file is written beside the checkpoint.
+    questions: for the report of the embedded chat model. macros: write a macro file too.
     """
     source = open_chat_source(request.folder, request.group)
     decoder, group = source.decoder, source.grouping.group
@@ -85,11 +85,11 @@ def search_decoder(
     report: Report,
     counted: Counted = None,
 ) -> list[BlockChoice]:
-    """The choices of every block, read from the state where it has them.
+    """The choices for every block, read from the state where it has them.
 
-    batches: rows [B, L, E] that enter the first block. The unquantised output of a block is the next one's input, so no
-    error is carried on. counted: the rows that losses count. CheckpointError for a block that float16 cannot hold:
-    before it is searched, and again with its scales.
+    batches: rows [B, L, E] that enter the first block. The unquantised output of a block is the next one's input, so
+    errors do not accumulate. counted: the rows that count in the losses. CheckpointError for a block that does not fit
+    into float16: before it is searched, and again with its scales.
     """
     count = decoder.config.num_hidden_layers
     kept = [state.load(index) for index in range(count)]
@@ -110,7 +110,7 @@ def search_decoder(
             state.save(index, choice)
         found.append(choice)
         hidden = [run.hidden for run in runs]
-        del runs  # the inputs of the block's linears, so that those of two blocks are never held together
+        del runs  # the inputs of the block's linears are freed before those of the next block are computed
     return found
 
 
@@ -134,5 +134,5 @@ def _exact(request: Request, questions: int, report: Report) -> float | None:
 
 
 def is_embedded(folder: Path) -> bool:
-    """True for the embedded chat model, however its folder is written."""
+    """True for the embedded chat model, however its path is written."""
     return folder.resolve() == EMBEDDED_CHAT_MODEL.resolve()

@@ -16,15 +16,15 @@ from edgeflow.lab.outputs import writing
 from edgeflow_client.errors import ConfigError
 
 ANEW: Final = "--no-resume begins anew"
-_MAX_NORM: Final = 1.0  # of a gradient
+_MAX_NORM: Final = 1.0  # largest norm of a gradient
 
 
 class Learner:
-    """Parameters and the optimisers that update them.
+    """Parameters and the optimisers that update them, by name.
 
-    named: by name. Each group of an optimiser has a `peak`, its highest learning rate. done_steps, cpu_seconds: so far.
-    settings: what a run must have in common with the one that it resumes, besides the seed and the number of steps.
-    contents: the same for digests of files.
+    Each group of an optimiser has a `peak`, its highest learning rate. done_steps, cpu_seconds: so far. settings: must
+    equal those of the run that is resumed, besides the seed and the number of steps. contents: the same for digests of
+    files.
     """
 
     def __init__(
@@ -40,13 +40,13 @@ class Learner:
         self._settings, self._contents = {**settings, "seed": str(seed)}, contents
 
     def update(self, loss: Tensor, share: float) -> float:
-        """Make a step down a loss at a share of the peak rates; return the loss."""
+        """Take a step down a loss at a share of the peak rates; return the loss."""
         loss.backward()  # type: ignore[no-untyped-call]
         self.apply(share)
         return float(loss.detach())
 
     def apply(self, share: float) -> None:
-        """Make a step down the gradients that have been summed, at a share of the peak rates."""
+        """Take a step down the summed gradients, at a share of the peak rates."""
         nn.utils.clip_grad_norm_(self._named.values(), _MAX_NORM)
         for optimiser in self._optimisers:
             for group in optimiser.param_groups:
@@ -56,7 +56,10 @@ class Learner:
         self.done_steps += 1
 
     def save(self, path: Path, steps: int) -> None:
-        """Write everything `load` needs to one safetensors file, which is replaced as a whole. steps: of the run."""
+        """Write everything that `load` needs to one safetensors file, which is replaced as a whole.
+
+        steps: of the run.
+        """
         tensors = _tensors(self._named, self._optimisers)
         facts = {"steps": str(self.done_steps), "cpu_seconds": f"{self.cpu_seconds:.3f}", "of_steps": str(steps)}
         partial = path.with_suffix(".partial")
@@ -65,9 +68,9 @@ class Learner:
             partial.replace(path)
 
     def load(self, path: Path, steps: int) -> None:
-        """Continue from the state that `save` wrote; ConfigError where that run had another seed, length or settings.
+        """Continue from a state written by `save`; ConfigError if that run had another seed, length or settings.
 
-        steps: of the run, on which its learning rates depend.
+        steps: of the run; its learning rates depend on it.
         """
         saved, facts = _read_state(path)
         others = _others(facts, self._settings | {"of_steps": str(steps)}, self._contents)
@@ -78,7 +81,7 @@ class Learner:
 
 
 def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors and facts; ConfigError when the file is unreadable."""
+    """Read tensors and metadata; ConfigError if the file is unreadable."""
     try:
         with safe_open(path, "pt") as file:
             facts: dict[str, str] = file.metadata() or {}
@@ -88,14 +91,14 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Mapping[str, str]) -> list[str]:
-    """The differences of a state from a run, in words. A state that does not state the length goes with any."""
-    told = {"of_steps": settings["of_steps"], **facts}
+    """The differences between a state and a run, in words. A state without a length matches any."""
+    stated = {"of_steps": settings["of_steps"], **facts}
     others = [
-        f"{'steps' if name == 'of_steps' else name} is {value}, was {told.get(name, 'not stated')}"
+        f"{'steps' if name == 'of_steps' else name} is {value}, was {stated.get(name, 'not stated')}"
         for name, value in settings.items()
-        if told.get(name) != value
+        if stated.get(name) != value
     ]
-    return others + [f"{name} is not what it was" for name, value in contents.items() if told.get(name) != value]
+    return others + [f"{name} is not what it was" for name, value in contents.items() if stated.get(name) != value]
 
 
 def _tensors(named: Mapping[str, nn.Parameter], optimisers: Iterable[torch.optim.Optimizer]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""A training run: its progress bars, the CPU time that it has spent, and the state that it saves."""
+"""A training run: its progress bars, its CPU time, and the state that it saves."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class Trainer(Protocol):
     learner: Learner
 
     def step(self) -> tuple[float, str]:
-        """Train on one batch; return the loss, and a note of what else there is to tell."""
+        """Train on one batch; return the loss and a note for the progress bar."""
         ...
 
 
 def run_training(
     trainer: Trainer, steps: int, *, state: Path, resume: bool, progress: Progress, cpu_before: float
 ) -> None:
-    """Train up to a number of steps, and save the state at the end and now and then.
+    """Train up to a number of steps, and save the state at regular times and at the end.
 
-    SIGINT and SIGTERM end the run after the step in progress, with its state saved and Stopped raised; a second one
-    acts at once. resume: continue from the state, if there is one. cpu_before: `cpu_seconds` when the run began.
+    SIGINT and SIGTERM end the run after the current step: the state is saved and Stopped raised; a second signal acts
+    at once. resume: continue from the state, if there is one. cpu_before: `cpu_seconds` at the start of the run.
     """
     learner, saved_at = trainer.learner, time.monotonic()
     if resume and state.exists():
@@ -63,8 +63,9 @@ def run_training(
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yield a function: True once SIGINT or SIGTERM has come. A second one acts as before; only the main thread
-    takes any."""
+    """Yield a function that returns True after SIGINT or SIGTERM. A second signal acts as before; only the main thread
+    receives any.
+    """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -88,7 +89,10 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def training_progress(console: Console | None = None) -> Progress:
-    """Bars with a `note` at the end. console: standard output where it is None."""
+    """Progress bars with a `note` at the end.
+
+    console: standard output if None.
+    """
     columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
 
@@ -123,7 +127,7 @@ def rate_share(step: int, phases: Sequence[Phase]) -> float:
 
 
 def budget_share(minutes: float | None, full: float) -> float:
-    """Share of a full run that a budget in minutes pays for; None = all of it. ConfigError for no budget at all."""
+    """The share of a full run that fits a budget in minutes; None = all of it. ConfigError for a budget of nothing."""
     if minutes is None:
         return 1.0
     if minutes <= 0:

@@ -1,6 +1,6 @@
 """Problems on which implementations of an operator are compared and timed: the same for tests, tuner and GPU suite.
 
-A `TrialCase` makes its numbers from its seed on any device, prepares an implementation with them and returns its
+A `TrialCase` generates its numbers from its seed on any device, prepares an implementation with them and returns its
 outputs together with all memory that it may write. Memory that nothing may read is NaN.
 """
 
@@ -33,18 +33,18 @@ PERIOD = 1 << 16  # numbers of a problem that is only timed
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Random tensors of a case: drawn in float32, rounded to `rounded`, given as `dtype`."""
+    """Random tensors of a case: generated in float32, rounded to `rounded`, returned as `dtype`."""
 
     device: torch.device
     dtype: torch.dtype
     rounded: torch.dtype
     generator: torch.Generator
     period: int = 0
-    """After so many numbers a tensor's numbers repeat, which is faster to make; 0: they do not."""
+    """Numbers of a tensor repeat after this many, which is faster to generate; 0: they do not."""
 
     @classmethod
     def of(cls, device: torch.device, dtype: torch.dtype, rounded: torch.dtype, period: int = 0) -> Numbers:
-        where = device if device.type == "cuda" else "cpu"  # large weights are drawn where they stay
+        where = device if device.type == "cuda" else "cpu"  # large weights are generated on their device
         return cls(device, dtype, rounded, torch.Generator(where).manual_seed(0), period)
 
     def normal(self, *shape: int) -> Tensor:
@@ -69,18 +69,18 @@ class Problem:
 
     arguments: tuple[Any, ...]
     outputs: Callable[[Any], Outputs]
-    """From what it returned to all that counts, with the memory that it may have written."""
+    """Turns the returned value into all results to compare, including the memory that may have been written."""
     planned: bool = False
-    """The function is called once and returns what `outputs` runs, as attention does."""
+    """The function is called once and returns the function that `outputs` runs, as attention does."""
     rows: tuple[int, ...] = ()
-    """Rows of the call, where the arguments do not show them."""
+    """Rows of the call, if the arguments do not show them."""
     cold_bytes: int = 0
-    """The bytes that a pass must read or write in memory, for no cache holds them: weights (in 8 bits, the smallest
+    """Bytes that a pass must read or write in memory because no cache holds them: weights (in 8 bits, the smallest
     form they are read in), keys and values.
     """
 
     def given_to(self, function: Callable[..., Any]) -> Callable[[], Outputs]:
-        """The call, to be made and timed again and again."""
+        """A call that can be repeated and timed."""
         if self.planned:
             planned = function(*self.arguments)
             return lambda: self.outputs(planned)
@@ -94,20 +94,22 @@ class TrialCase:
     op_name: str
     build: Callable[[Numbers], Problem]
     layer_role: str = ""
-    """The layer role of the call in a model, where it matters."""
+    """The layer role of the call in a model, if it matters."""
     kv: str = ""
-    """The format of the slots that it writes or reads."""
+    """The format of the slots that it reads or writes."""
     causal: bool = True
-    """False where rows see something else than all up to themselves."""
+    """False if rows see other rows than all up to themselves."""
     weight: str = ""
-    """The format of its weight, where it has one."""
+    """The format of its weight, if it has one."""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
-        """The same numbers each time on a device; rounded to `rounded`, by default `dtype`, and given as `dtype`."""
+        """A problem with the same numbers each time on a device, rounded to `rounded` (by default `dtype`) and given
+        as `dtype`.
+        """
         return self.build(Numbers.of(device, dtype, rounded or dtype))
 
     def ring(self, device: torch.device, dtype: torch.dtype, cache_bytes: int) -> list[Problem]:
-        """Problems of this shape to time in turns: as many as do not stay in a cache (kernels/timing.py)."""
+        """Problems of this shape to time in turns: as many as do not fit into a cache (kernels/timing.py)."""
         first = self._to_time(device, dtype)
         others = range(1, ring_size(first.cold_bytes, cache_bytes))
         return [first, *(self._to_time(device, dtype) for _ in others)]
@@ -116,13 +118,13 @@ class TrialCase:
         return self.build(Numbers.of(device, dtype, dtype, PERIOD))
 
     def signed(self) -> Signed:
-        """Stage and shape signature of the call, as the table sees it."""
+        """Stage and shape signature of the call, as in the table."""
         return _signed(self)
 
 
 @lru_cache(maxsize=4096)
 def _signed(case: TrialCase) -> Signed:
-    """Tensors without contents are slow to make, and a tuner asks several times."""
+    """The signature, cached: even tensors without contents are slow to create, and a tuner asks several times."""
     problem = case.problem(torch.device("meta"), torch.float32)
     return SIGNATURES[case.op_name](*problem.arguments, *problem.rows)
 
@@ -148,7 +150,7 @@ def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> TrialC
 
 
 def head_norm(rows: int, heads: Heads, role: str = "query") -> TrialCase:
-    """The norm of each head's query or key, out of a wider projection."""
+    """The norm of each head's query or key, inside a wider projection."""
     normed = slice(heads.query) if role == "query" else slice(heads.query, heads.query + heads.kv)
 
     def build(make: Numbers) -> Problem:
@@ -166,7 +168,7 @@ def add_rms_norm(rows: int, width: int, role: str = "") -> TrialCase:
 
 
 def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> TrialCase:
-    """Rows far from a mean of zero."""
+    """Rows whose mean is far from zero."""
 
     def build(make: Numbers) -> Problem:
         x, residual = make.normal(rows, width), make.given(make.normal(rows, width) + 3.0)
@@ -210,7 +212,7 @@ def shift_kv(capacity: int, length: int, heads: Heads, layers: int = 2) -> Trial
 
 
 def shift_kv_chain(capacity: int, lengths: Sequence[int], heads: Heads, layers: int = 2) -> TrialCase:
-    """Every stage one slot on, the oldest first."""
+    """Move every stage by one slot, the oldest first."""
 
     def build(make: Numbers) -> Problem:
         data = make.normal(layers, 2, len(lengths) + 1, capacity, heads.kv, heads.width)
@@ -301,8 +303,11 @@ def linear(
     group: int = 0,
     format: str = "",
 ) -> TrialCase:
-    """group: G of a weight in 4 bits. format: of the weight, by default AWQ with a group, otherwise float, which an
-    implementation of another format converts."""
+    """A product with a weight.
+
+    group: G of a weight in 4 bits. format: of the weight; by default AWQ with a group, otherwise float, which an
+    implementation of another format converts.
+    """
     format = format or (AWQ if group else FLOAT)
 
     def build(make: Numbers) -> Problem:

@@ -1,4 +1,5 @@
-"""The problems that prove an operator: small ones around every edge of a block. Models' own shapes: model_cases.py.
+"""The problems that prove an operator: small ones around every edge of a block. Models' own shapes are in
+model_cases.py.
 
 Blocks are 64 queries by 64 keys (attention), 1024 or 4096 columns (rows), 2048 numbers (shift).
 """
@@ -22,7 +23,7 @@ _LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (
 
 
 def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[TrialCase]:
-    """The proofs of an operator, those over one KV format where `kv` names it; KeyError where it has none.
+    """The problems of an operator, only those over one KV format if `kv` names it; KeyError if it has none.
 
     weight: the format of weights, for operators that have them.
     """

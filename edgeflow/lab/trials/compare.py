@@ -1,7 +1,8 @@
 """Checks that an implementation is right: its outputs against the reference's, on the same numbers in float32.
 
-Deviation: per row (last dimension) the norm of the difference over the norm of what is expected; the largest counts, so
-that one wrong row among thousands is seen. Whole numbers and flags must be equal, and NaN must lie in the same places.
+Deviation: per row (last dimension) the norm of the difference over the norm of the expected values; the largest
+counts, so that one wrong row among thousands is found. Whole numbers and flags must be equal, and NaN must be in the
+same places.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from edgeflow.lab.trials.cases import Outputs, TrialCase
 
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 WRITTEN_TOLERANCE = {"int8": 8e-3, "fp8": 3e-2, "int4": 0.1}
-"""The tolerance of what is written in a KV format: a step up or down here and there. Always rounding down would be
-1.5e-2, 7e-2 and 0.24."""
+"""Tolerance for values written in a KV format: a step up or down here and there. Always rounding down would be 1.5e-2,
+7e-2 and 0.24.
+"""
 
 CONVERTED_TOLERANCE = {"int8": 1.3e-2, "fp8": 7e-2}
-"""The tolerance of products whose float weights were converted to 8 bits. Weights that are rounded down exceed it."""
+"""Tolerance for products whose float weights were converted to 8 bits. Weights that are rounded down exceed it."""
 
 STORED_TOLERANCE = {"awq": 5e-4}
-"""The tolerance of products with stored weights, which the reference rounds to float16. A scale that is off by 2 %
-gives 2e-2."""
+"""Tolerance for products with stored weights, which the reference rounds to float16. A scale that is off by 2 % gives
+2e-2.
+"""
 
 SUMS_IN_FLOAT32 = {"fold_memory"}
 """Operators whose outputs are in float32, and as exact, whatever the dtype of the model."""
@@ -36,7 +39,10 @@ ROWS_OF_7_BITS = 1.7  # times the deviation of rows of 8 bits, on a CPU without 
 
 
 def tolerance(case: TrialCase, dtype: torch.dtype, weight: str = "", own: float = 0.0) -> float:
-    """The largest deviation of a correct implementation. weight: the format that it takes; own: its own deviation."""
+    """The largest deviation of a correct implementation.
+
+    weight: the format that it reads; own: its own deviation.
+    """
     written = WRITTEN_TOLERANCE.get(case.kv, 0.0) if case.op_name == "rope_write_kv" else 0.0
     exact = max(TOLERANCE[torch.float32 if case.op_name in SUMS_IN_FLOAT32 else dtype], written)
     coarser = ROWS_OF_7_BITS if weight == "int8" and saturates() else 1.0
@@ -61,7 +67,7 @@ class ReferenceOutputs:
         return cls(case, device, dtype, outputs)
 
     def deviation(self, function: Callable[..., Any]) -> float:
-        """Infinite where shapes, dtypes, whole numbers or NaN differ."""
+        """The deviation of an implementation; infinite if shapes, dtypes, whole numbers or NaN differ."""
         found = self.case.problem(self.device, self.dtype).given_to(function)()
         if len(found) != len(self.outputs):
             return math.inf

@@ -1,4 +1,4 @@
-"""The problems of KV in 4 bits, and those over latent slots, which are made from the ones over dense slots."""
+"""The problems of KV in 4 bits, and those over latent slots, which are derived from the ones over dense slots."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
 from edgeflow_client.errors import ConfigError
 
-COPIED_LAYERS = 2  # of a cache that is shifted; time grows with them alike for every candidate
+COPIED_LAYERS = 2  # slots of a cache that is shifted; the time of every candidate is proportional to them
 HEAD_NORMS = ("qwen3",)
 """Families that normalise each head's query and key."""
 
@@ -52,14 +52,14 @@ PRESETS = {
 
 
 def preset(name: str) -> ModelShape:
-    """The shape of that name; ConfigError lists those known."""
+    """The shape of that name; ConfigError lists the known ones."""
     if name not in PRESETS:
         raise ConfigError(f"model {name!r} is not a directory or one of {', '.join(PRESETS)}")
     return PRESETS[name]
 
 
 def passes(shape: ModelShape) -> list[list[Span]]:
-    """A decode row, a prefill, and where frames are pipelined the steady pass and the drain."""
+    """A decode row, a prefill, and, if frames are pipelined, the steady pass and the drain."""
     rows, stages = shape.rows, shape.stages
     decodes = [Span(stage, rows + stage - 1, 1) for stage in range(1, stages)]
     plain = [[Span(0, rows, 1)], [Span(0, 0, rows)]]
@@ -67,7 +67,7 @@ def passes(shape: ModelShape) -> list[list[Span]]:
 
 
 def model_cases(shape: ModelShape) -> list[TrialCase]:
-    """One case per operator, role and shape signature, by priority; a norm's role makes no other problem of it."""
+    """One case per operator, role and shape signature, by priority; a norm's role does not make it another problem."""
     by_signature: dict[tuple[Any, ...], TrialCase] = {}
     for _, case in staged_cases(shape):
         each = replace(case, layer_role="") if KINDS[case.op_name] == "norm" else case
@@ -76,9 +76,8 @@ def model_cases(shape: ModelShape) -> list[TrialCase]:
 
 
 def staged_cases(shape: ModelShape) -> list[Staged]:
-    """Every call of every pass with the pass's stage, each shape of a stage once, by priority.
-
-    Of a policy that denoises chunks, only the products.
+    """Every call of every pass with the pass's stage, each shape of a stage once, by priority. For a policy that
+    denoises chunks, only the products.
     """
     found: dict[tuple[Any, ...], Staged] = {}
     for stage, case in _denoising_cases(shape) if shape.step_rows else _token_cases(shape):
@@ -108,7 +107,7 @@ def _priority(staged: Staged) -> int:
 
 
 def _pass_cases(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
-    """The calls of one pass, those of a layer once."""
+    """The calls of one pass; the calls of a layer are listed once."""
     rows = sum(span.length for span in spans)
     (attention, *narrow_attention), (write, *narrow_writes) = _attention(shape, spans), _writes(shape, spans)
     return [
@@ -152,7 +151,7 @@ def _heads(shape: ModelShape) -> Heads:
 
 
 def _norm_cases(shape: ModelShape, rows: int) -> list[TrialCase]:
-    """The norms of queries and keys, or of what they are projected from."""
+    """The norms of queries and keys, or of the rows that they are projected from."""
     if shape.latent is not None:
         widths = {"key": shape.latent.rank, "query": shape.latent.query_rank}
         return [cases.rms_norm(rows, width, role=role) for role, width in widths.items() if width]
@@ -188,7 +187,7 @@ def _shift_cases(shape: ModelShape, spans: list[Span]) -> list[TrialCase]:
 
 
 def linear_cases(shape: ModelShape, rows: int) -> list[TrialCase]:
-    """The projections of a layer, for so many rows."""
+    """The projections of a layer, for `rows` rows."""
     return [_case(each, rows) for each in shape.every_product if each.role != "head"]
 
 
@@ -198,7 +197,7 @@ def _case(product: Product, rows: int) -> TrialCase:
 
 
 def _denoising_cases(shape: ModelShape) -> list[Staged]:
-    """The products of a prompt, of one step, and of the steps beside a prompt where frames are pipelined."""
+    """The products of a prompt, of one step, and of the steps beside a prompt if frames are pipelined."""
     found = []
     for product in shape.every_product:
         counts = (shape.step_rows, shape.step_rows * (shape.stages - 1)) if product.of_steps else (shape.rows,)

@@ -1,9 +1,9 @@
-"""The tuner: for each problem of a model the fastest implementation that is right on this machine.
+"""The tuner: for each problem of a model, the fastest correct implementation on this machine.
 
-A candidate is compared with the reference before it is timed, and one that is off is left out. Parameters are searched
-one after the other from their defaults. The implementation that served so far stays unless another is clearly faster,
-so that an overlay holds no noise. A quantised weight gets one implementation for all numbers of rows, since each would
-keep its own copy of it. Weights, keys and values are timed as a pass finds them: in memory, not in a cache.
+A candidate is compared with the reference before it is timed, and wrong ones are left out. Parameters are searched one
+after another from their defaults. The current implementation stays unless another is clearly faster, so that an
+overlay holds no noise. A quantised weight gets one implementation for all numbers of rows, since each would keep its
+own copy of it. Weights, keys and values are timed as in a pass: in memory, not in a cache.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Tuned:
     us: float
     default_us: float
     rejected: tuple[str, ...] = ()
-    """Candidates that could not be taken, and why."""
+    """Candidates that were left out, and why."""
 
     @property
     def share(self) -> float:
-        """The share of the default's time that it takes."""
+        """Its time as a share of the default's."""
         return self.us / self.default_us
 
 
@@ -66,7 +66,9 @@ class _PreparedTrial:
     ring: Sequence[Problem]
 
     def call(self, function: Callable[..., Any]) -> Callable[[], Any]:
-        """The function on the next operands of the ring each time; what it makes of weights is made for each."""
+        """The function on the next operands of the ring each time; whatever it derives from weights is derived for
+        each.
+        """
         return rotating([problem.given_to(function) for problem in self.ring])
 
 
@@ -79,11 +81,11 @@ class Tuner:
     device: torch.device
     dtype: torch.dtype
     samples: int = 15
-    """Samples per candidate, the median of which counts."""
+    """Samples per candidate; their median counts."""
     clock: Seconds = time.perf_counter
-    """The clock of a CPU."""
+    """The clock for a CPU."""
     cache_bytes: int = 0
-    """The cache that weights must not stay in; 0: the device's own."""
+    """The cache that must not hold the weights; 0: the device's."""
 
     def key(self, case: TrialCase) -> OperatorKey:
         """The context of a case on this machine."""
@@ -101,9 +103,9 @@ class Tuner:
 
     @torch.inference_mode()
     def tune_together(self, cases: Sequence[TrialCase]) -> list[Tuned]:
-        """Search all candidates of cases that one implementation must serve, each with its own parameters.
+        """Search all candidates for cases that one implementation must serve, each with its own parameters.
 
-        The one with the least mean share of the default's times is taken, if it makes none of them more than 10 %
+        The one with the smallest mean time relative to the defaults wins, unless it makes a case more than 10 %
         slower.
         """
         keys, trials = [self.key(case) for case in cases], [self._trial(case) for case in cases]
@@ -170,8 +172,9 @@ class Tuner:
         return _PreparedTrial(case, expected, case.ring(self.device, self.dtype, cache_bytes))
 
     def _candidates(self, keys: Sequence[OperatorKey]) -> Iterator[Implementation]:
-        """All that may run in each of these contexts, without the reference, which is written to be read; on CUDA,
-        those that a graph can replay."""
+        """All implementations that can run in each of these contexts, without the reference, which is written for
+        readers; on CUDA, only those that a graph can replay.
+        """
         first = keys[0]
         for impl_id in self.table.candidates(first.op_name, first.kv, first.weight):
             candidate = self.table.implementation(first.op_name, impl_id, first.kv)
@@ -181,7 +184,7 @@ class Tuner:
                 yield candidate
 
     def _search_all(self, trials: Sequence[_PreparedTrial], implementation: Implementation) -> tuple[list[Params], str]:
-        """`_search` for each trial, up to the first complaint."""
+        """`_search` for each trial, up to the first failure."""
         found: list[Params] = []
         for trial in trials:
             params, complaint = self._search(trial, implementation)
@@ -191,7 +194,7 @@ class Tuner:
         return found, ""
 
     def _search(self, trial: _PreparedTrial, implementation: Implementation) -> tuple[Params, str]:
-        """The fastest parameters, one parameter after the other; or why not even the defaults will do."""
+        """The fastest parameters, one parameter after another; or the reason why even the defaults fail."""
         complaint = self._compare(trial, implementation, {})
         if complaint:
             return {}, complaint
@@ -211,10 +214,10 @@ class Tuner:
         return best, ""
 
     def _compare(self, trial: _PreparedTrial, implementation: Implementation, params: Params) -> str:
-        """Compare with the expected result: the complaint if a candidate deviates or does not run, otherwise ""."""
+        """Compare with the expected result: the reason if a candidate deviates or does not run, otherwise ""."""
         try:
             off = trial.expected.deviation(partial(implementation.load(), **params))
-        except Exception as error:  # whatever a compiler or a device says, another candidate serves
+        except Exception as error:  # any error of a compiler or a device excludes only this candidate
             return f"does not run ({type(error).__name__})"
         allowed = tolerance(trial.case, self.dtype, implementation.weight, implementation.deviation)
         return "" if off <= allowed else f"deviates by {off:.2g}, allowed are {allowed:.2g}"

@@ -1,4 +1,4 @@
-"""Places that rows of trials see, beside those that served passes have (kernels/kv/sees.py)."""
+"""Visibilities of rows in trials, in addition to those of served passes (kernels/kv/sees.py)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def bidirectional_suffix(span: SpanOfRows, prefix: int) -> Visibility:
 
 
 def tree_of_drafts(span: SpanOfRows, parents: Sequence[int]) -> Visibility:
-    """Every row sees what lies before its span, its ancestors and itself.
+    """Every row sees the rows before its span, its ancestors and itself.
 
-    parents: for each row the row of the span that it follows, an earlier one, or -1. ValueError for others, and for
-    more than 63 rows.
+    parents: for each row the earlier row of the span that it follows, or -1. ValueError for others, and for more than
+    63 rows.
     """
     if len(parents) != span.length or span.length > TREE_ROWS:
         raise ValueError(

@@ -68,7 +68,7 @@ def tune_command(
     *,
     as_json: bool,
 ) -> int:
-    """Write an overlay, or check one again; exit code 1 where the check complains."""
+    """Write an overlay, or check an existing one; exit code 1 if the check fails."""
     here = choose_device(device)
     path = out or Path(DEFAULT_OUT.format(profile=Hardware.of(here).profile))
     if again:

@@ -1,4 +1,6 @@
-"""The work of `edgeflow ops` and `edgeflow tune`: the operator table for a model on a device, and its tuner."""
+"""The implementation of `edgeflow ops` and `edgeflow tune`: the operator table for a model on a device, and
+its tuner.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from edgeflow.kernels.table.overlay import (
     current_stamp,
     load_entries,
     read_overlay,
-    refuse_stale,
+    reject_stale,
     table_entries,
 )
 from edgeflow.kernels.weights import FLOAT
@@ -54,7 +56,7 @@ class OperatorLine:
 
 
 def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[OperatorLine]:
-    """Every operator as it is looked up for a model, then each problem of its passes."""
+    """The choice for every operator of a model, then for each problem of its passes."""
     keys = [
         OperatorKey(op_name=name, model_name=shape.family, kv=kv) for name in table.operators for kv in kv_formats(name)
     ]
@@ -62,8 +64,9 @@ def serving(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: 
 
 
 def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overlay: Path) -> list[str]:
-    """The entries of an overlay that serve no call of a model's decoder there; those of vision towers are left out, and
-    of policies that denoise chunks all but those of products."""
+    """The entries of an overlay that serve no call of a model's decoder there. Entries for vision towers are not
+    considered; for policies that denoise chunks, only those for products are.
+    """
     calls = [known(call, hardware) for call in _calls(shape)]
     own = [entry for entry in table.entries if entry.origin == overlay.name]
     idle = [entry for entry in own if not any(is_for(entry, call) for call in calls)]
@@ -76,13 +79,13 @@ def unmatched(table: OperatorTable, shape: ModelShape, hardware: Hardware, overl
 
 
 def refusals(table: OperatorTable, shape: ModelShape, hardware: Hardware, dtype: torch.dtype) -> list[str]:
-    """Why the service would reject this table, for each quantised weight that it gives several implementations."""
+    """The reasons why the service would reject this table: quantised weights with several implementations."""
     weights = [together[0] for together in _of_one_weight(model_cases(shape)) if _is_quantised(together[0].weight)]
-    return [told for case in weights if (told := _refusal(table, shape, case, hardware, dtype))]
+    return [reason for case in weights if (reason := _refusal(table, shape, case, hardware, dtype))]
 
 
 def _refusal(table: OperatorTable, shape: ModelShape, case: TrialCase, hardware: Hardware, dtype: torch.dtype) -> str:
-    """Why the quantised weight of a case could not be bound; "" where it can."""
+    """Why the quantised weight of a case could not be bound; "" if it can."""
     weight = case.problem(torch.device("meta"), dtype).arguments[0]
     key = OperatorKey(op_name=case.op_name, model_name=shape.family, layer_role=case.layer_role, weight=case.weight)
     stages = STAGES[:1] if shape.step_rows else STAGES  # denoising passes are prefills
@@ -122,7 +125,7 @@ def tune(
 ) -> Overlay:
     """Tune every problem that `out` does not hold yet; it is written after each one, so a run can be resumed.
 
-    The problems of a quantised weight are one: a single implementation serves all of them.
+    The problems of a quantised weight count as one: a single implementation serves all of them.
     """
     stamp = current_stamp(device, dtype, weights)
     overlay = _begun(out, stamp, shape)
@@ -142,14 +145,14 @@ def tune(
 
 
 def write_overlay(path: Path, overlay: Overlay) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     draft = path.with_name(path.name + ".draft")
     draft.write_text(overlay.model_dump_json(indent=2, exclude_defaults=False) + "\n")
     draft.replace(path)
 
 
 def _of_one_weight(problems: Sequence[TrialCase]) -> list[list[TrialCase]]:
-    """The problems in groups: those of a quantised weight together, where the first of them stands."""
+    """The problems in groups: those of a quantised weight together, at the place of the first."""
     groups: dict[object, list[TrialCase]] = {}
     for index, case in enumerate(problems):
         weight = case.layer_role, case.weight, _without_rows(case.signed()[1])
@@ -158,8 +161,9 @@ def _of_one_weight(problems: Sequence[TrialCase]) -> list[list[TrialCase]]:
 
 
 def _is_done(overlay: Overlay, tuner: Tuner, shape: ModelShape, together: Sequence[TrialCase]) -> bool:
-    """True when each problem has an entry; of a quantised weight also the other numbers of rows, all with one
-    implementation."""
+    """True if each problem has an entry; for a quantised weight also the other numbers of rows, all with one
+    implementation.
+    """
     keys = [tuner.key(case) for case in together]
     quantised = _is_quantised(keys[0].weight)
     wanted = [*keys, _of_other_rows(keys[0])] if quantised else keys
@@ -171,7 +175,7 @@ def _is_done(overlay: Overlay, tuner: Tuner, shape: ModelShape, together: Sequen
 
 
 def _is_meant(entry: OperatorKey, keys: Sequence[OperatorKey]) -> bool:
-    """True for an entry of these problems; of a quantised weight for any stage and number of rows."""
+    """True for an entry of these problems; for a quantised weight, of any stage and number of rows."""
     if not _is_quantised(keys[0].weight):
         return any(entry.matches(key) for key in keys)
     of_any = replace(entry, stage="", shape_sig=_without_rows(entry.shape_sig))
@@ -191,15 +195,15 @@ def _is_quantised(weight: str) -> bool:
 
 
 def regress(path: Path, device: torch.device, dtype: str, samples: int, report: Report) -> Iterator[RecheckedEntry]:
-    """Check every entry of an overlay again: is it correct, and still no slower than the built-in choice?
+    """Check whether every entry of an overlay is still correct and no slower than the built-in choice.
 
-    dtype: "" is the one that the overlay was tuned in.
+    dtype: "" for the one that the overlay was tuned in.
     """
     overlay = read_overlay(path)
     if overlay.stamp is None or overlay.model is None:
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
     weights, number = overlay.stamp.weights, dtype_named(dtype or overlay.stamp.dtype)
-    refuse_stale(path, overlay.stamp, current_stamp(device, number, weights))
+    reject_stale(path, overlay.stamp, current_stamp(device, number, weights))
     shape = overlay.model
     tuner = _tuner(shape, device, number, samples, weights)
     problems = [(tuner.key(case), case) for case in model_cases(shape)]
@@ -220,7 +224,7 @@ def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples:
 def shown_table(overlay: Path | None, dtype: torch.dtype, weights: str, tuned_for: str) -> OperatorTable:
     """The table for a device that may not be present: float weights become `weights` even if nothing serves them.
 
-    tuned_for: as in `refuse_stale`.
+    tuned_for: as in `reject_stale`.
     """
     table = built_in_table() if weights == "float" else built_in_table().converting(weights)
     if overlay is None:
@@ -246,7 +250,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
 
 
 def _begun(out: Path, stamp: OverlayStamp, sizes: ModelShape) -> Overlay:
-    """The entries of an earlier run for this machine and model; ConfigError names what differs in any other."""
+    """The entries of an earlier run for this machine and model; ConfigError names the differences to any other."""
     if not out.exists():
         return Overlay(stamp=stamp, model=sizes)
     overlay = read_overlay(out)
@@ -264,8 +268,9 @@ def _begun(out: Path, stamp: OverlayStamp, sizes: ModelShape) -> Overlay:
 
 
 def _validity(stamp: OverlayStamp, sizes: ModelShape) -> dict[str, str]:
-    """The machine, the versions and the model that results are valid for, by name, for a person. The head, which is one
-    of the products, has a separate name."""
+    """The machine, the versions and the model that results are valid for, by name, to be printed. The head, which is
+    one of the products, has a separate name.
+    """
     products = sizes.every_product
     head = ", ".join(each.format for each in products if each.role == "head")
     others = ", ".join(
@@ -275,7 +280,7 @@ def _validity(stamp: OverlayStamp, sizes: ModelShape) -> dict[str, str]:
 
 
 def _entries(together: Sequence[Tuned]) -> list[OverlayEntry]:
-    """An entry for each problem; for a quantised weight one more, which serves all other numbers of rows alike."""
+    """An entry for each problem; for a quantised weight one more, which serves all other numbers of rows."""
     found = [_entry(tuned) for tuned in together]
     key = together[0].key
     if not _is_quantised(key.weight):

@@ -1,4 +1,4 @@
-"""The model that `edgeflow ops` and `edgeflow tune` are asked about: its shape, and the dtype in which it is served."""
+"""The model that `edgeflow ops` and `edgeflow tune` work on: its shape, and the dtype in which it is served."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMBEDDED = (EMBEDDED_MODEL, EMBEDDED_FLOW, EMBEDDED_CHAT)
 def model_shape(model: str, rows: int, head: str = FLOAT) -> ModelShape:
     """The shape of a model: a checkpoint's directory, a hub id, an embedded model, or one of the presets.
 
-    head: the format in which a chat model's head is held. ConfigError for a policy with another head than of floats.
+    head: the format of a chat model's head. ConfigError for a policy with a head that is not in floats.
     """
     if head not in HEADS:
         raise ConfigError(f"head: must be {' or '.join(HEADS)}, got {head!r}")
@@ -43,7 +43,7 @@ def model_shape(model: str, rows: int, head: str = FLOAT) -> ModelShape:
 
 
 def dtype_for(model: str, name: str, hardware: Hardware) -> torch.dtype:
-    """The dtype of that name; without a name, the one that the service takes for the model on such a device."""
+    """The dtype of that name; without a name, the service's choice for the model on such a device."""
     if name:
         return dtype_named(name)
     device = torch.device(hardware.device_type)

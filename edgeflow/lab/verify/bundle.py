@@ -1,7 +1,7 @@
-"""Bundles: a checkpoint directory with outputs that were recorded from the original implementation.
+"""Bundles: checkpoint directories with outputs recorded from the original implementation.
 
 `cases.json` lists the cases, each with a name; `expected.safetensors` holds their tensors as `<case>.<quantity>`, and
-so does `expected_resize_variants.safetensors` where there is one.
+so does `expected_resize_variants.safetensors` if present.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class BundleEntry:
         return None if value is None else BundleEntry(f"{self.where}.{key}", value)
 
     def values(self) -> dict[str, Any]:
-        """All of it, unchecked."""
+        """The whole object, unchecked."""
         return dict(self._values)
 
     def texts(self, key: str) -> list[str]:
-        """A list of texts; empty where the entry is missing."""
+        """A list of texts; empty if the entry is missing."""
         value: list[str] = self._list(key, str, "texts") or []
         return value
 
@@ -126,7 +126,7 @@ def _is(value: object, kind: type | tuple[type, ...]) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Check that a JSON string is valid text: half a surrogate pair is not."""
+    """True if a JSON string is valid text: half a surrogate pair is not."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -140,7 +140,7 @@ class RecordedCase:
 
 
 def read_cases(directory: Path) -> list[RecordedCase]:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the wrong entry."""
     entries = read_json(directory / CASES_FILE).get("cases")
     if not isinstance(entries, list) or not entries:
         raise CheckpointError(f"{directory / CASES_FILE} lists no cases")

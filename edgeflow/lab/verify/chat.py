@@ -1,11 +1,10 @@
-"""Checks a chat model against outputs recorded from the original implementation, in float32, in every way it is run.
+"""Checks a chat model against outputs recorded from the original implementation, in float32, in every mode.
 
-Once: chat text, input ids, pixel values (of the torchvision preprocessor, which is the one followed), image rows,
-positions, hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and
-their text. Modes: alone; the prompt in chunks; beginning with a fixed prefix, in its slot or copied; all cases packed
-into shared passes, each starting one pass after the other (lab/verify/chat_modes.py).
-
-For a KV format: the logits of recorded answers against those over dense KV, its own tokens in every mode, its memory.
+Once: chat text, input ids, pixel values (of the torchvision preprocessor, the reference), image rows, positions,
+hidden states and logits of the prompt. In each mode: the first and the last logits, all greedy tokens and their text.
+Modes: alone; the prompt in chunks; after a fixed prefix, in its slot or copied; all cases packed into shared passes,
+each starting one pass after the other (lab/verify/chat_modes.py). For a KV format: the logits of recorded answers
+against those over dense KV, its own tokens in every mode, its memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from edgeflow.kernels.linear import Reference
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.chat_bundle import ChatCase, read_chat_bundle
-from edgeflow.lab.verify.chat_modes import PromptCase, Ways
+from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     KV_BOUNDS,
@@ -52,10 +51,10 @@ from edgeflow.models.published import read_published
 CPU = torch.device("cpu")
 CAPACITY = 2048  # positions of a slot whose memory is reported
 SERVED_BOUNDS = LogitBounds(largest=0.45, mean=0.065, lost=0.2)
-"""Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits.
-
-Measured with such rows: 0.35, 0.050 and 0.16 with random weights, which enlarge every error; 0.13, 0.011 and 0 with
-trained ones. Rows in 7 bits give 0.64, 0.089 and 0.28 with random weights."""
+"""Bounds of the operators that serve a quantised model, whose rows may be rounded to 8 bits. Measured with such rows:
+0.35, 0.050 and 0.16 with random weights, which amplify every error; 0.13, 0.011 and 0 with trained ones. Rows in 7
+bits give 0.64, 0.089 and 0.28 with random weights.
+"""
 LINEARS_FILE = "expected_linears.safetensors"
 MODE = "projections"
 
@@ -78,10 +77,10 @@ class _ChatCase:
 
 
 def verify_chat(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
-    """Every comparison with its mode; CheckpointError when the directory is not a bundle.
+    """Every comparison with its mode; CheckpointError if the directory is not a bundle.
 
-    A quantised model is computed by the reference, then compared with the operators that serve it, in the dtype that
-    is served on the device.
+    A quantised model is computed by the reference, then compared with the operators that serve it, in the served dtype
+    of the device.
     """
     quantised = read_published(directory).quantization is not None
     table = built_in_table().forcing(linear=REFERENCE) if quantised else None
@@ -91,8 +90,8 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
     if quantised:
         results += check_linears(directory, device)
         served = load_chat_model(directory, choose_dtype("auto", device), device)
-        results += _forced_errors(cases, Ways(model), Ways(served), "as served", SERVED_BOUNDS)
-    progress("prompts", 0, len(Ways(model).all()) + 1)
+        results += _forced_errors(cases, ChatModes(model), ChatModes(served), "as served", SERVED_BOUNDS)
+    progress("prompts", 0, len(ChatModes(model).all()) + 1)
     with torch.inference_mode():
         for case in cases:
             results += [("prompt", result) for result in _check_prompt(case, model)]
@@ -100,7 +99,7 @@ def verify_chat(directory: Path, progress: Progress = silent, device: torch.devi
 
 
 def _checked_answers(cases: Sequence[_ChatCase], model: ChatModel, progress: Progress) -> Results:
-    answered, modes = [case for case in cases if case.recorded.greedy_ids], Ways(model).all()
+    answered, modes = [case for case in cases if case.recorded.greedy_ids], ChatModes(model).all()
     results = []
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
@@ -115,14 +114,14 @@ def verify_kv(
     progress: Progress = silent,
     device: torch.device = CPU,
 ) -> Results:
-    """The cost of a KV format; all modes must give one answer. Logit errors are in standard deviations."""
+    """The cost of a KV format; all modes must give the same answer. Logit errors are in standard deviations."""
     model = load_chat_model(directory, torch.float32, device)
     cases = [case for case in _prepared_cases(directory, model) if case.recorded.greedy_ids]
     asked = [case.asked for case in cases]
-    modes, told = Ways(model, kv_format).all(), f"{kv_format.name} KV"
+    modes, mode = ChatModes(model, kv_format).all(), f"{kv_format.name} KV"
     bounds = KV_BOUNDS[kv_format.name]
-    results = _forced_errors(cases, Ways(model, DENSE), Ways(model, kv_format), told, bounds)
-    results.append((told, _memory(model, kv_format)))
+    results = _forced_errors(cases, ChatModes(model, DENSE), ChatModes(model, kv_format), mode, bounds)
+    results.append((mode, _memory(model, kv_format)))
     alone = modes["alone"](asked)
     for index, (name, run) in enumerate(modes.items(), start=1):
         progress(name, index, len(modes) + 1)
@@ -133,14 +132,16 @@ def verify_kv(
 
 
 def verify_chat_weights(directory: Path, weights: str, bounds: LogitBounds, device: torch.device = CPU) -> Results:
-    """The cost of weights and rows in another precision: recorded answers predicted with them, against float32."""
+    """The cost of weights and rows in another precision: recorded answers predicted in it, compared with float32."""
     table = operator_table(None, weights, device, torch.float32)
     model, other = (load_chat_model(directory, torch.float32, device, table=each) for each in (None, table))
-    return _forced_errors(_prepared_cases(directory, model), Ways(model), Ways(other), weights, bounds)
+    return _forced_errors(_prepared_cases(directory, model), ChatModes(model), ChatModes(other), weights, bounds)
 
 
-def _forced_errors(cases: Sequence[_ChatCase], exact: Ways, found: Ways, mode: str, bounds: LogitBounds) -> Results:
-    """The logits of recorded answers in one way against those in another."""
+def _forced_errors(
+    cases: Sequence[_ChatCase], exact: ChatModes, found: ChatModes, mode: str, bounds: LogitBounds
+) -> Results:
+    """The logits of recorded answers from one model compared with those from another."""
     results: Results = []
     for case in cases:
         if case.recorded.greedy_ids:
@@ -150,12 +151,12 @@ def _forced_errors(cases: Sequence[_ChatCase], exact: Ways, found: Ways, mode: s
 
 
 @torch.inference_mode()
-def _forced(case: _ChatCase, ways: Ways) -> Tensor:
+def _forced(case: _ChatCase, ways: ChatModes) -> Tensor:
     """Logits [tokens, V] of the recorded answer, each given the recorded tokens before it."""
     return _all_logits(case, ways)[len(case.prompt) - 1 :]
 
 
-def _all_logits(case: _ChatCase, ways: Ways) -> Tensor:
+def _all_logits(case: _ChatCase, ways: ChatModes) -> Tensor:
     """Logits of every row of the prompt and of the recorded answer but its last token."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
@@ -167,9 +168,9 @@ def _all_logits(case: _ChatCase, ways: Ways) -> Tensor:
 
 
 def _memory(model: ChatModel, kv_format: KVFormat) -> CheckResult:
-    """Bytes per position of a slot as it is served by default, with scales and whatever a slot has once."""
+    """Bytes per position of a slot with default settings, including scales and everything a slot has once."""
     capacity = min(CAPACITY, model.config.max_position_embeddings)
-    exact, found = (Ways(model, each).kv(1, capacity).nbytes / capacity for each in (DENSE, kv_format))
+    exact, found = (ChatModes(model, each).kv(1, capacity).nbytes / capacity for each in (DENSE, kv_format))
     return CheckResult("all", f"bytes per position, {found:.5g} for {exact:.5g}", found / exact, 1)
 
 
@@ -215,7 +216,7 @@ def _check_forward(case: _ChatCase, model: ChatModel) -> Iterator[CheckResult]:
         yield check_best(case.name, "best ids", logits, best[:, None])
     yield from _checked(case, "last logits", "logits_last", logits[-1], FEATURE_TOLERANCE)
     if "all_logits" in case.recorded.tensors:
-        every = _all_logits(case, Ways(model))
+        every = _all_logits(case, ChatModes(model))
         yield from _checked(case, "logits of prompt and answer", "all_logits", every, FEATURE_TOLERANCE)
 
 
@@ -239,7 +240,7 @@ def _check_answer(case: _ChatCase, tokens: list[int], logits: list[Tensor], mode
 
 
 def check_best(case: str, quantity: str, logits: Tensor, ids: Tensor) -> CheckResult:
-    """How far the recorded ids [rows, k] lie from the k largest of these logits [rows, V]: 0 but for near ties."""
+    """Distance of the recorded ids [rows, k] from the k largest of these logits [rows, V]: 0 except for near ties."""
     logits, ids = logits.cpu(), ids.long()
     if len(ids) != len(logits) or not bool(((ids >= 0) & (ids < logits.shape[1])).all()):
         return CheckResult(case, quantity, math.inf, FEATURE_TOLERANCE)
@@ -254,7 +255,7 @@ def _checked(case: _ChatCase, quantity: str, name: str, found: Tensor, tolerance
 
 
 def check_linears(directory: Path, device: torch.device) -> Iterator[tuple[str, CheckResult]]:
-    """Dequantised weights, to the bit, and outputs in float32; nothing where the bundle has recorded none."""
+    """Dequantised weights, equal to the bit, and outputs in float32; nothing if the bundle has not recorded any."""
     if not (directory / LINEARS_FILE).is_file():
         return
     recorded, weights = read_tensors(directory / LINEARS_FILE), Weights(directory, torch.float32, device)

@@ -34,21 +34,21 @@ class ChatCase:
     name: str
     input_ids: list[int]
     greedy_ids: list[int]
-    """[] where only the prompt was recorded."""
+    """Empty if only the prompt was recorded."""
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     images: list[NDArray[np.uint8]] = field(default_factory=list)
     rendered: str | None = None
     text: str | None = None
-    """The text of the greedy ids, special tokens included."""
+    """The text of the greedy ids, including special tokens."""
     whole_text: str | None = None
-    """The whole text of prompt and greedy ids, without them."""
+    """The text of prompt and greedy ids, without special tokens."""
     rope_delta: int | None = None
     tensors: Mapping[str, Tensor]
 
 
 def read_chat_bundle(directory: Path) -> list[ChatCase]:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the wrong entry."""
     if (directory / CASES_FILE).is_file():
         return _cases(directory)
     path = directory / ORACLE_FILE

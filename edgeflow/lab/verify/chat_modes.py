@@ -1,4 +1,6 @@
-"""The ways in which a chat model answers: alone, in chunks, after a fixed prefix, packed with others. For checks."""
+"""The modes in which a chat model answers: alone, in chunks, after a fixed prefix, packed with others. Used
+by checks.
+"""
 
 from __future__ import annotations
 
@@ -33,19 +35,19 @@ class PromptCase:
 
 
 Answer = tuple[list[int], list[Tensor]]
-"""Greedy tokens, and the logits [V] from which each was taken."""
+"""Greedy tokens, and the logits [V] of each."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ways:
-    """Runs a model in each way."""
+class ChatModes:
+    """Runs a model in each mode."""
 
     model: ChatModel
     kv_format: KVFormat | None = None
-    """How keys and values are stored; None: as the model's own are."""
+    """The format of keys and values; None: the model's own."""
 
     def all(self) -> dict[str, Callable[[Sequence[PromptCase]], list[Answer]]]:
-        """Answers of each way, by name, in the order of the requests."""
+        """The answers in each mode, by name, in the order of the requests."""
         chunked = {
             f"chunks of {size}": lambda asked, size=size: [self.alone(each, size) for each in asked] for size in CHUNKS
         }
@@ -65,7 +67,10 @@ class Ways:
         return self.model.decoder.kv_slots(slots, capacity, self.kv_format)
 
     def _after_prefix(self, asked: PromptCase, slot: int) -> Answer:
-        """The first half of the prompt is computed by itself, once, in slot 0; slot: where the request runs, twice."""
+        """Compute the first half of the prompt once in slot 0, then run the request twice after it.
+
+        slot: where the request runs.
+        """
         engine = self._engine(2, asked.positions)
         prefix = FixedPrefix(asked.prompt.head(max(1, len(asked.prompt) // 2)), 0)
         for _ in prefix.compute(engine, PREFIX_CHUNK):
@@ -76,7 +81,9 @@ class Ways:
         return answer
 
     def _packed(self, asked: Sequence[PromptCase]) -> list[Answer]:
-        """One slot each, by descending index, so that rows of a pass lie in no order of slots."""
+        """Run requests together, one slot each, by descending index, so that the rows of a pass are not in the order
+        of slots.
+        """
         engine = self._engine(len(asked), max(each.positions for each in asked))
         slots = range(len(asked) - 1, -1, -1)
         generations = [_generation(engine, each, slot) for each, slot in zip(asked, slots, strict=True)]
@@ -92,7 +99,7 @@ def _generation(engine: ChatEngine, asked: PromptCase, slot: int, known: int = 0
 
 
 def _run(engine: ChatEngine, generations: list[Generation], chunk: int) -> list[Answer]:
-    """Shared passes; each generation starts one pass after the one before it."""
+    """Run requests in shared passes; each starts one pass after the one before it."""
     logits: list[list[Tensor]] = [[] for _ in generations]
     started = 0
     while any(each.finish is None for each in generations):

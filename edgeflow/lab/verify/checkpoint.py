@@ -1,6 +1,6 @@
 """Checks of a checkpoint of any family against outputs recorded from the original implementation, in float32.
 
-On any device, with the same tolerances (`exact_float32`). A policy's family says what is compared
+On any device, with the same tolerances (`exact_float32`). A policy's family defines the comparisons
 (policies/registry.py).
 """
 
@@ -28,7 +28,7 @@ from edgeflow.lab.verify.policies.flow.families import verify_pi, verify_smolvla
 from edgeflow.lab.verify.policies.openvla import verify as verify_openvla
 from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
 from edgeflow.models.published import FAMILIES, read_published
-from edgeflow.models.quantization import refuse_conversion
+from edgeflow.models.quantization import reject_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError
@@ -47,17 +47,26 @@ def verify_checkpoint(
     family: str = "",
     artifact: Path | None = None,
 ) -> Results:
-    """Every comparison of a bundle of any family, with the mode it was made in.
+    """Every comparison of a bundle of any family, with its mode.
 
-    modes: of control policies, empty for those that the family chooses; depth and auto stand for all of their paces.
-    ConfigError for one that the family does not have; chat models have other modes. kv: other than `model`, measure the
-    errors and the memory of that KV format instead. weights: other than float, measure the cost of that precision:
-    logits and tokens against float32. ConfigError where both are given. overlay: operators for a control policy.
-    device: cpu, cuda or auto; ConfigError where it, or such weights on it, are not available. family: of a policy; by
-    default as the bundle says. artifact: the folder of exported graphs that are checked instead of the weights.
+    modes: of control policies; empty for the family's default; depth and auto stand for all of their paces.
+    ConfigError for one that the family does not have; chat models have other modes.
+
+    kv: other than `model`, measure the errors and the memory of that KV format instead.
+
+    weights: other than float, measure the cost of that precision: logits and tokens against float32. ConfigError if
+    both are given.
+
+    overlay: operators for a control policy.
+
+    device: cpu, cuda or auto; ConfigError if it, or such weights on it, are not available.
+
+    family: of a policy; by default the one named in the bundle.
+
+    artifact: the folder of exported graphs to check instead of the weights.
     """
     place = choose_device(device)
-    refuse_conversion(directory, weights, "weights")
+    reject_conversion(directory, weights, "weights")
     with exact_float32(place):
         given = {
             "mode": bool(modes),
@@ -112,7 +121,7 @@ def verify_checkpoint(
 
 
 def _refuse(given: Mapping[str, bool], what: str) -> None:
-    """ConfigError where an option was given with a bundle that has its own ways of checking."""
+    """Raise ConfigError if an option was given with a bundle that is checked in its own way."""
     if any(given.values()):
         names = ", ".join(name for name, other in given.items() if other)
         raise ConfigError(f"{names}: a bundle of {what} is checked as it is, in float32: remove this")
@@ -129,7 +138,7 @@ def _verify_chat(directory: Path, progress: Progress, kv: KVName, weights: str, 
 
 
 Verify = Callable[[Path, Verification], Results]
-"""Every comparison of a bundle of recordings, with the mode it was made in."""
+"""Makes every comparison of a bundle of recordings, each with its mode."""
 
 
 VERIFY: dict[str, Verify] = {
@@ -143,13 +152,13 @@ VERIFY: dict[str, Verify] = {
 
 
 def shown(directory: Path, results: Results) -> Results:
-    """Comparisons with their modes, as a table has them."""
+    """The comparisons that a table shows, with their modes."""
     many = is_gate_bundle(directory) or is_eagle_bundle(directory)
     return list(_worst(results)) if many else results
 
 
 def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:
-    """All that are off, by mode and, in one row of each mode, those that agree: the worst of them, and their number."""
+    """All failed comparisons, by mode; and one row per mode for the others: the worst of them, and their number."""
     for mode in dict.fromkeys(mode for mode, _ in results):
         own = [result for each, result in results if each == mode]
         yield from ((mode, result) for result in own if not result.ok)

@@ -1,6 +1,6 @@
 """A request of `edgeflow verify`, and comparisons of computed quantities with recorded ones: a result for each.
 
-Bounds are the same on every device, because float32 is computed in full on every device (`exact_float32`).
+Bounds are the same on every device, because float32 is exact on every device (`exact_float32`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(*_: object) -> None:
-    """Shows no progress."""
+    """A report function that shows nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Verification:
     """A request of `edgeflow verify`."""
 
     modes: Sequence[Mode]
-    """Empty for all that the family has."""
+    """Empty for all modes of the family."""
     progress: Progress
     weights: str
     operators: Path | None
@@ -49,7 +49,7 @@ class Verification:
     recorded ones.
     """
     artifact: Path | None = None
-    """The graphs that are checked instead of the weights."""
+    """The graphs to check instead of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class CheckResult:
     case: str
     quantity: str
     deviation: float
-    """Largest absolute difference, or the number of ids that differ."""
+    """Largest absolute difference, or the number of differing ids."""
     tolerance: float
 
     @property
@@ -68,15 +68,15 @@ class CheckResult:
 
 
 Results = list[tuple[str, CheckResult]]
-"""Comparisons, each with the mode that it was made in."""
+"""Comparisons with their modes."""
 
 
 @contextmanager
 def exact_float32(device: torch.device) -> Iterator[None]:
-    """Full float32 on a device: matrices and convolutions without TF32, and torch's attention is its plain one.
+    """Full float32 on a device: matrices and convolutions without TF32, and torch's plain attention.
 
-    CUDA's memory-efficient attention builds float32 products from three in TF32, whose rounding is another. On a CPU
-    every kernel computes float32 in full, and those that serve are the ones checked.
+    CUDA's memory-efficient attention builds float32 products from three in TF32, which rounds differently. On a CPU
+    every kernel computes full float32, and the kernels that serve are checked.
     """
     if device.type == "cpu":
         yield
@@ -93,7 +93,8 @@ def exact_float32(device: torch.device) -> Iterator[None]:
 
 
 def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: float) -> CheckResult:
-    """Compare one quantity. `found` may hold several runs of it; another shape or a non-finite value is infinitely off.
+    """Compare one quantity. `found` may hold several runs of it; another shape or a non-finite value is infinitely
+    off.
 
     found: on any device. wanted: as recorded, on the CPU.
     """
@@ -107,7 +108,7 @@ def compare(case: str, quantity: str, found: Tensor, wanted: Tensor, tolerance: 
 
 
 def mismatches(found: Sequence[object], wanted: Sequence[object]) -> int:
-    """The number of ids, or lists of them, that differ, a difference in length included."""
+    """The number of differing ids, or lists of ids, including a difference in length."""
     same = sum(a == b for a, b in zip(found, wanted, strict=False))
     return max(len(found), len(wanted)) - same
 
@@ -122,7 +123,7 @@ class LogitBounds:
 
 
 FP8_BOUNDS = LogitBounds(largest=4.0, mean=0.5, lost=0.75)
-"""The bounds on logits of random weights in FP8; unrelated logits are 1.1 apart."""
+"""Bounds on logits of random weights in FP8; unrelated logits differ by 1.1."""
 
 
 KV_BOUNDS = {
@@ -130,19 +131,22 @@ KV_BOUNDS = {
     "fp8": LogitBounds(largest=2.0, mean=0.25, lost=0.6),
     "int4": LogitBounds(largest=4.5, mean=0.5, lost=0.8),
 }
-"""Bounds by KV format, for models with random weights, whose best tokens are close: about 1.6 times what they show."""
+"""Bounds by KV format, for models with random weights, whose best tokens are close: about 1.6 times the measured
+errors.
+"""
 
 NEAR_TIES = {"int8": 0.02, "fp8": 0.03, "int4": 0.06}
-"""A distance of two logits, in standard deviations, that numbers of a KV format a step up or down may close: the most
-that a logit moved in 1,200 rows of a random model when all float32 products were moved by up to 4e-6 of a row's
-largest number, and at least twice the most when they were moved by an eighth of that."""
+"""A distance of two logits, in standard deviations, that numbers of a KV format a step up or down may close. It is the
+most that a logit moved in 1,200 rows of a random model when all float32 products were moved by up to 4e-6 of a row's
+largest number, and at least twice the most when they were moved by an eighth of that.
+"""
 
 
 def mismatches_but_ties(found: Sequence[int], wanted: Sequence[int], logits: Sequence[Tensor], kv: str) -> int:
-    """Tokens that differ, over KV of fewer bits; 0 where the first that does is a near tie.
+    """Number of differing tokens over KV of fewer bits; 0 if the first of them is a near tie.
 
-    A number that lies between two steps of the format is rounded by the last bit of a sum, which passes of other shapes
-    give otherwise. logits: of `wanted`, [V] each. kv: the format's name.
+    A number between two steps of the format is rounded by the last bit of a sum, which depends on the shape of the
+    pass. logits: of `wanted`, [V] each. kv: the format's name.
     """
     for one, other, row in zip(found, wanted, logits, strict=False):
         if one != other:
@@ -165,8 +169,8 @@ EXACT = "float32"
 
 
 def artifact_of(bundle: Path, folder: Path) -> Manifest:
-    """The manifest of an artifact that was exported from a bundle's checkpoint; ConfigError with both fingerprints for
-    another one.
+    """The manifest of an artifact exported from a bundle's checkpoint; ConfigError with both fingerprints for another
+    one.
     """
     if not is_artifact(folder):
         raise ConfigError(f"artifact: {folder} has no {MANIFEST}: give a folder that `edgeflow export` wrote")
@@ -180,8 +184,8 @@ def artifact_of(bundle: Path, folder: Path) -> Manifest:
 
 
 def judged(manifest: Manifest, results: Sequence[tuple[str, CheckResult]]) -> Results:
-    """Results as they are where all graphs are of float32 without substitutions; otherwise without a bound, and with
-    what was chosen in their name.
+    """Unchanged results if all graphs are in float32 without substitutions; otherwise without a bound, and with the
+    precision in their names.
     """
     others = sorted({graph.precision for graph in manifest.graphs} - {EXACT})
     others += [each.name for each in manifest.rewrites if each.sites]

@@ -1,8 +1,8 @@
 """Checks of an EAGLE-3 head with its base against recorded runs, in float32, on the executor that serves.
 
-With trees of the recorded sizes every value is compared: the features that the head reads, the trees, what of them is
-accepted, and the tokens. Other drafts and narrower passes must give the recorded tokens too; over INT8 KV all drafts
-must give the tokens that come without any.
+With trees of the recorded sizes every value is compared: the features that the head reads, the trees, the accepted
+parts, and the tokens. Other drafts and narrower passes must give the recorded tokens too; over INT8 KV all drafts must
+give the tokens of decoding without drafts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WHOLE = 1 << 20  # more rows than any prompt has
 
 
 def verify_eagle(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
-    """Every comparison with the way in which it was computed; CheckpointError when the directory is not a bundle."""
+    """Every comparison with its way of computing; CheckpointError if the directory is not a bundle."""
     bundle, ways = prepare(directory, device)
     checks = {**ways.recorded(), **ways.tokens()}
     results: Results = []
@@ -58,26 +58,26 @@ def verify_eagle(directory: Path, progress: Progress = silent, device: torch.dev
     return results
 
 
-def prepare(directory: Path, device: torch.device = CPU) -> tuple[EagleBundle, EagleWays]:
-    """Read a bundle and its checkpoints; CheckpointError or ConfigError where they are broken or do not fit."""
+def prepare(directory: Path, device: torch.device = CPU) -> tuple[EagleBundle, EagleChecks]:
+    """Read a bundle and its checkpoints; CheckpointError or ConfigError if they are broken or do not fit."""
     base = read_published(directory / BASE).text
     config = read_eagle3(directory / HEAD, base)
     bundle = read_eagle_bundle(directory, base, config)
     model = load_chat_model(directory / BASE, torch.float32, device, text=False)
     head = Eagle3Head.read(directory / HEAD, config, model.decoder, torch.float32, device)
-    return bundle, EagleWays(model, head, bundle)
+    return bundle, EagleChecks(model, head, bundle)
 
 
 @dataclass(frozen=True, slots=True)
-class EagleWays:
-    """The checks of each way to run the cases of a bundle."""
+class EagleChecks:
+    """The checks for each way of running the cases of a bundle."""
 
     model: ChatModel
     head: Eagle3Head
     bundle: EagleBundle
 
     def recorded(self) -> dict[str, Check]:
-        """Ways to run trees, by name; all that was recorded is compared."""
+        """Ways to run trees, by name; every recorded value is compared."""
         return {
             "trees": lambda case: check_run(case, self.alone(case, WHOLE)),
             f"trees, chunks of {CHUNK}": lambda case: check_run(case, self.alone(case, CHUNK)),
@@ -86,7 +86,7 @@ class EagleWays:
         }
 
     def tokens(self) -> dict[str, Check]:
-        """Ways to run with other drafts, or none, by name; tokens alone are compared."""
+        """Ways to run with other drafts, or none, by name; only tokens are compared."""
         checks = {
             "no drafts": lambda case: self._check_tokens(case, None, WHOLE),
             "chains": lambda case: self._check_tokens(case, self._chains, WHOLE),
@@ -105,12 +105,15 @@ class EagleWays:
         return Eagle(head=self.head, tree=None, depth=self.bundle.sizes.depth)
 
     def _check_tokens(self, case: EagleCase, kind: DraftKind | None, chunk: int) -> Iterator[CheckResult]:
-        """Compare with the recorded ones. chunk: the most rows of a pass, whatever it runs."""
+        """Compare with the recorded tokens.
+
+        chunk: the most rows of a pass.
+        """
         tokens, _ = self._answer(case, kind, chunk)
         yield CheckResult(case.name, "tokens", mismatches(tokens, case.answer), 0)
 
     def _check_int8(self, case: EagleCase) -> Iterator[CheckResult]:
-        """Compare with the tokens that come without drafts."""
+        """Compare with the tokens of decoding without drafts."""
         wanted, logits = self._answer(case, None, WHOLE, INT8)
         kinds: dict[str, DraftKind] = {"trees": self._trees, "chains": self._chains, "look-up": Lookup()}
         for name, kind in kinds.items():
@@ -118,14 +121,17 @@ class EagleWays:
             yield CheckResult(case.name, f"tokens, {name}", mismatches_but_ties(tokens, wanted, logits, INT8.name), 0)
 
     def alone(self, case: EagleCase, chunk: int) -> EagleRun:
-        """Run a case with trees. chunk: rows of the prompt in a pass."""
-        notes = Notes()
+        """Run a case with trees.
+
+        chunk: rows of the prompt per pass.
+        """
+        notes = DrafterNotes()
         engine = self._engine(case, NotedEagle(self._trees, notes))
         return run_noted(engine, notes, case, self._noted(case, engine), chunk)
 
     def _behind_prefix(self, case: EagleCase, slot: int) -> EagleRun:
-        """Half of the prompt is computed once, in slot 0; after it, or a copy of it, the case runs twice."""
-        notes, prompt = Notes(), self.model.prompt(case.prompt)
+        """Compute half of the prompt once in slot 0, then run the case twice, after it or after a copy of it."""
+        notes, prompt = DrafterNotes(), self.model.prompt(case.prompt)
         engine = self._engine(case, NotedEagle(self._trees, notes), slots=2)
         prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 0)
         for _ in prefix.compute(engine, WHOLE):
@@ -140,7 +146,7 @@ class EagleWays:
     def _answer(
         self, case: EagleCase, kind: DraftKind | None, chunk: int, kv_format: KVFormat | None = None
     ) -> tuple[list[int], list[Tensor]]:
-        """As many tokens as were recorded, and without drafts the logits [V] of each."""
+        """As many tokens as were recorded, and without drafts also the logits [V] of each."""
         engine = self._engine(case, kind, kv_format=kv_format)
         request, logits = self._request(engine, case, len(case.answer)), list[Tensor]()
         while request.finish is None:
@@ -149,7 +155,7 @@ class EagleWays:
         return request.tokens, logits
 
     def _noted(self, case: EagleCase, engine: ChatEngine, slot: int = 0, known: int = 0) -> Generation:
-        """A request that goes on after the recorded tokens, so that no verification is cut short."""
+        """A request that continues beyond the recorded tokens, so that no verification is cut short."""
         return self._request(engine, case, self._most(case), slot, known)
 
     def _request(self, engine: ChatEngine, case: EagleCase, tokens: int, slot: int = 0, known: int = 0) -> Generation:
@@ -159,7 +165,7 @@ class EagleWays:
     def _engine(
         self, case: EagleCase, kind: DraftKind | None, *, slots: int = 1, kv_format: KVFormat | None = None
     ) -> ChatEngine:
-        """An engine whose slots hold NaN, where the format can."""
+        """An engine whose slots hold NaN, if the format can."""
         kv = self.model.decoder.kv_slots(slots, len(case.prompt) + self._most(case), kv_format)
         if kv.data.is_floating_point():
             kv.data.fill_(torch.nan)
@@ -168,14 +174,14 @@ class EagleWays:
         return engine
 
     def _most(self, case: EagleCase) -> int:
-        """The recorded tokens, and the rows of another tree after them."""
+        """The number of recorded tokens, plus the rows of another tree."""
         return len(case.answer) + self.bundle.sizes.rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTree:
-    """A tree of n rows as a verification will run it, the newest token first: token, parent, depth, and what it sees,
-    as bits (kernels/kv/sees.py), of each row.
+    """A tree of n rows in the order of its verification, the newest token first. For each row: token, parent, depth,
+    and the rows it sees, as bits (kernels/kv/sees.py).
     """
 
     tokens: list[int]
@@ -185,19 +191,19 @@ class FoundTree:
 
     @property
     def paths(self) -> list[list[int]]:
-        """The rows from the root to each leaf, leaves by ascending row, all of one length: -1 after the leaf."""
+        """The rows from the root to each leaf, leaves by ascending row, padded with -1 to one length."""
         inner, width = set(self.parents[1:]), max(self.depths) + 1
         found = [self._path(row) for row in range(len(self.tokens)) if row not in inner]
         return [path + [-1] * (width - len(path)) for path in found]
 
     @property
     def mask(self) -> Tensor:
-        """[n, n] float64: 1 where a row sees another one."""
+        """[n, n] float64: 1 if a row sees another one."""
         rows = range(len(self.tokens))
         return torch.tensor([[float(bits >> row & 1) for row in rows] for bits in self.bits], dtype=torch.float64)
 
     def best(self, accepted: Sequence[int]) -> int:
-        """The first path that has these tokens after the root; -1 where none has."""
+        """The first path with these tokens after the root; -1 if there is none."""
         for index, path in enumerate(self.paths):
             if [self.tokens[row] for row in path[1 : 1 + len(accepted)] if row >= 0] == list(accepted):
                 return index
@@ -211,18 +217,21 @@ class FoundTree:
 
 
 @dataclass(slots=True, eq=False)
-class Notes:
-    """The rows that the drafter of an engine read, and the trees that it planted, for one request after the other."""
+class DrafterNotes:
+    """The rows that the drafter of an engine read, and the trees that it grew, for one request after another."""
 
     reads: list[ReadRows] = field(default_factory=list)
     trees: list[FoundTree] = field(default_factory=list)
 
     def begin(self, known: Sequence[ReadRows] = ()) -> None:
-        """Forget the request before. known: reads of the prefix that is continued."""
+        """Forget the previous request.
+
+        known: reads of the prefix that is continued.
+        """
         self.reads, self.trees = list(known), []
 
     def features(self) -> dict[int, Tensor]:
-        """Those of each place that was read [taps * E]; the latest ones of a place that was read twice."""
+        """The features of each place that was read [taps * E]; the latest ones if a place was read twice."""
         found: dict[int, Tensor] = {}
         for read in self.reads:
             if read.features is not None:
@@ -236,7 +245,7 @@ class NotedEagle:
     """Drafts of a head, with notes. A `DraftKind`."""
 
     kind: Eagle
-    notes: Notes
+    notes: DrafterNotes
 
     @property
     def name(self) -> str:
@@ -255,7 +264,7 @@ class NotedEagle:
 
 
 class _NotingDrafter:
-    def __init__(self, drafter: Drafter, state: SlotState, notes: Notes) -> None:
+    def __init__(self, drafter: Drafter, state: SlotState, notes: DrafterNotes) -> None:
         self._drafter = drafter
         self._state = state
         self._notes = notes
@@ -275,7 +284,7 @@ class _NotingDrafter:
         return self._drafter.rows(form)
 
     def draft(self, read: ReadRows) -> Tensor:
-        """As the drafter itself, for one sequence; waits for the device."""
+        """Draft as the drafter itself does, for one sequence; waits for the device."""
         found = self._drafter.draft(read)
         self._notes.reads.append(read)
         if read.sampled:
@@ -294,19 +303,20 @@ class _NotingDrafter:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EagleRun:
-    """A case, run."""
+    """The record of a run case."""
 
     settled: list[tuple[int, ...]]
     """Tokens of each pass, that of the prompt first."""
     trees: list[FoundTree]
-    """After each pass."""
+    """The trees after each pass."""
     features: dict[int, Tensor]
-    """By place."""
+    """Features by place."""
 
 
-def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:
-    """Run all verifications that were recorded, and more where these give fewer tokens. chunk: rows of the prompt in a
-    pass. notes: of the engine, of this request and of the prefix before it.
+def run_noted(engine: ChatEngine, notes: DrafterNotes, case: EagleCase, request: Generation, chunk: int) -> EagleRun:
+    """Run all recorded verifications, and more if these give fewer tokens.
+
+    chunk: rows of the prompt per pass. notes: of the engine, for this request and the prefix before it.
     """
     settled: list[tuple[int, ...]] = []
     while request.finish is None and (len(settled) < len(case.trees) or len(request.tokens) < len(case.answer)):
@@ -317,7 +327,7 @@ def run_noted(engine: ChatEngine, notes: Notes, case: EagleCase, request: Genera
 
 
 def check_run(case: EagleCase, run: EagleRun) -> Iterator[CheckResult]:
-    """Compare all that was recorded; a tree or a row that the run lacks is infinitely off."""
+    """Compare every recorded value; a tree or a row that the run lacks is infinitely off."""
     tokens = [token for settled in run.settled for token in settled][: len(case.answer)]
     accepted = [len(settled) - 1 for settled in run.settled[1:]]
     verified = zip(run.trees, run.settled[1:], strict=False)

@@ -33,9 +33,9 @@ class RecordedTree:
 
     tokens: list[int]
     paths: list[list[int]]
-    """The rows from the root to each leaf, all of one length, -1 after the leaf."""
+    """The rows from the root to each leaf, padded with -1 to one length."""
     depths: list[int]
-    """`tokens`, `depths`: of each row."""
+    """Both: per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -45,17 +45,17 @@ class EagleCase:
     name: str
     prompt: list[int]
     answer: list[int]
-    """Tokens after the prompt, the newest one included."""
+    """Tokens after the prompt, including the newest one."""
     accepted: list[int]
-    """Drafts that each verification accepted."""
+    """Number of drafts that each verification accepted."""
     best: list[int]
-    """The path on which these are, the first of several."""
+    """The path with the accepted drafts, the first if there are several."""
     trees: list[RecordedTree]
     """One for each verification, and one after the last."""
     features: Mapping[int, Tensor]
-    """[rows, taps * E]: those that the head read before it grew a tree."""
+    """By tree, [rows, taps * E]: the features that the head read before it grew the tree."""
     masks: Mapping[int, Tensor]
-    """[n, n]: 1 where a row of a tree sees another; both by tree, as many as were recorded."""
+    """By tree, [n, n]: 1 if a row of the tree sees another. Both hold as many trees as were recorded."""
 
     @property
     def roots(self) -> list[int]:
@@ -72,12 +72,12 @@ class EagleBundle:
 
 
 def is_eagle_bundle(directory: Path) -> bool:
-    """True for a directory with a base and a head for it beside each other."""
+    """True for a directory with a base and a head for it."""
     return (directory / BASE).is_dir() and (directory / HEAD).is_dir()
 
 
 def read_eagle_bundle(directory: Path, base: LlamaConfig, head: Eagle3Config) -> EagleBundle:
-    """Read sizes and cases; CheckpointError names the case and the entry at fault.
+    """Read sizes and cases; CheckpointError names the case and the wrong entry.
 
     Numbers are checked before any tensor is read, and tensors by their shapes.
     """
@@ -176,7 +176,10 @@ def _roots(prompt: Sequence[int], accepted: Sequence[int]) -> list[int]:
 
 
 def _with_tensors(directory: Path, cases: Sequence[EagleCase], sizes: TreeSizes, width: int) -> list[EagleCase]:
-    """The cases with their tensors. width: of a row of features."""
+    """The cases with their tensors.
+
+    width: of a row of features.
+    """
     path = directory / TENSORS_FILE
     if not path.is_file():
         raise CheckpointError(f"{directory} has no {TENSORS_FILE}: name the directory of a bundle")

@@ -1,8 +1,8 @@
 """Checks of memory gates against recorded cases, in float32: tokens, logits, hidden states, memory, folds.
 
-Two naive twins compute every case, one as Algorithm 1 streams it, the other whole texts at once. The first must know
-every value that a bundle has. Then the executor that serves computes it in every way. Also checked is what the bundle
-says that another reading of the rules would change.
+Two naive twins compute every case, one streaming as in Algorithm 1, the other whole texts at once. The first must
+reproduce every value in a bundle. Then the executor that serves computes it in every way. Also checked are the
+bundle's statements on the effect of another reading of the rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole_texts import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole_texts
 from edgeflow.lab.verify.bundle import BundleEntry
 from edgeflow.lab.verify.comparison import FEATURE_TOLERANCE, CheckResult, Progress, Results, silent
 from edgeflow.lab.verify.gate_bundle import (
@@ -47,12 +47,12 @@ PACKED_CHUNK = 7
 
 
 def verify_gate(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
-    """Every comparison with the way in which it was computed; CheckpointError when the directory is not a bundle."""
+    """Every comparison with its way of computing; CheckpointError if the directory is not a bundle."""
     return [*verify_twins(directory, progress, device), *verify_served(directory, progress, device)]
 
 
 def verify_twins(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
-    """The comparisons of both twins."""
+    """The comparisons with both twins."""
     config = read_published(directory / BASE).text
     gate, cases = read_gate_bundle(directory, config, device)
     base = PlainBase.read(directory / BASE, torch.float32, device)
@@ -66,7 +66,7 @@ def verify_twins(directory: Path, progress: Progress = silent, device: torch.dev
 
 
 def verify_served(directory: Path, progress: Progress = silent, device: torch.device = CPU) -> Results:
-    """The comparisons of the executor."""
+    """The comparisons with the executor."""
     model = load_chat_model(directory / BASE, torch.float32, device)
     cases, ways = read_gate_bundle(directory, model.config, device)[1], served_ways(model)
     results: Results = []
@@ -77,7 +77,10 @@ def verify_served(directory: Path, progress: Progress = silent, device: torch.de
 
 
 def _check_streaming(case: GateCase, base: PlainBase, default: MemoryGate) -> Iterator[CheckResult]:
-    """All that was recorded. default: the gate and the rules of gate.json."""
+    """Compare every recorded value.
+
+    default: the gate and the rules of gate.json.
+    """
     found = run_streaming(case, base, case.gate)
     yield from check_run(case, found, complete=True)
     rules, known = case.gate.rules, len(case.ids)
@@ -105,9 +108,9 @@ def _check_streaming(case: GateCase, base: PlainBase, default: MemoryGate) -> It
 def _check_change(
     case: GateCase, what: str, stated: BundleEntry, steps: RecordedSteps, other: RecordedSteps | None
 ) -> Iterator[CheckResult]:
-    """Compare how far another run is from this one with what was recorded.
+    """Compare the distance of another run from this one with the recorded distance.
 
-    Tokens are not counted where two of the other run nearly tie, since nothing was recorded about its margins.
+    Tokens are not counted if two of the other run nearly tie, since its margins were not recorded.
     """
     if other is None:
         return
@@ -127,7 +130,7 @@ def _check_change(
 
 
 def _check_distance(case: GateCase, quantity: str, found: float, wanted: float) -> CheckResult:
-    """Compare distances of two logits."""
+    """Compare the distances of two logits."""
     return CheckResult(case.name, quantity, abs(found - wanted), NEAR_TIE)
 
 
@@ -141,7 +144,10 @@ def _margin(steps: RecordedSteps) -> float:
 
 
 def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_memory: bool = False) -> GateRun:
-    """The case as Algorithm 1 has it, with all that a bundle may hold. gate: that of the case, or another one."""
+    """The case by Algorithm 1, with every value that a bundle may hold.
+
+    gate: that of the case, or another one.
+    """
     twin = StreamingTwin(base, gate, without_memory=without_memory)
     first = twin.prefill(case.ids)
     folds = list(twin.memories)
@@ -156,13 +162,13 @@ def run_streaming(case: GateCase, base: PlainBase, gate: MemoryGate, *, without_
 
 
 def run_forced(case: GateCase, base: PlainBase, gate: MemoryGate) -> list[Tensor]:
-    """Logits [V] of each step with another gate, given the recorded tokens."""
+    """Logits [V] of each step with another gate, following the recorded tokens."""
     twin = StreamingTwin(base, gate)
     return [twin.prefill(case.ids).logits, *(twin.step(token).logits for token in case.greedy_ids[:-1])]
 
 
 def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
-    """The prompt as one text and, where the state follows only from the known tokens, each step as another."""
+    """The prompt as one text and, if the state depends only on the known tokens, each step as another."""
     rules = case.gate.rules
     tensors = _at_once(case.ids, base, case.gate)
     segments = rules.segments(len(case.ids))
@@ -179,9 +185,9 @@ def run_at_once(case: GateCase, base: PlainBase) -> GateRun:
 
 
 def _at_once(ids: Sequence[int], base: PlainBase, gate: MemoryGate) -> dict[str, Tensor]:
-    """The tensors that a bundle may hold of a text's last pass."""
+    """The tensors of a text's last pass that a bundle may hold."""
     segments = gate.rules.segments(len(ids))
-    found = run_whole(base, gate, torch.tensor([ids], device=base.norm.device), segments, watch=True)
+    found = run_whole_texts(base, gate, torch.tensor([ids], device=base.norm.device), segments, watch=True)
     if not segments:
         return {"hidden": found.plain[0]}
     rest = len(ids) - gate.rules.sink - segments * gate.rules.segment
@@ -214,7 +220,7 @@ def served_ways(model: ChatModel) -> dict[str, GateRunner]:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _WatchedRequest:
-    """A request of a case and what it gave so far."""
+    """A request of a case and its results so far."""
 
     case: GateCase
     engine: ChatEngine
@@ -236,7 +242,10 @@ class _WatchedRequest:
         return torch.stack([each.matrices[slot] for each in layers]), torch.stack([each.norms[slot] for each in layers])
 
     def note(self, known: int, folded: int, logits: Tensor | None) -> None:
-        """Note what a pass gave. known, folded: tokens and segments before it."""
+        """Note the results of a pass.
+
+        known, folded: tokens and segments before it.
+        """
         sums, norms = self.memory()
         if self.folded > folded:
             self.folds.append((known, sums[-1], norms[-1]))
@@ -250,7 +259,7 @@ class _WatchedRequest:
         of_prompt = [fold for fold in self.folds if fold[0] == rows]
         later = [known for known, *_ in self.folds if known > rows]
         tensors = {"M": sums, "z": norms, "M_end": end[0], "z_end": end[1]}
-        if len(of_prompt) == self.case.segments > 0:  # a prefix may have brought some
+        if len(of_prompt) == self.case.segments > 0:  # a prefix may have come with some
             tensors["segment_M.last_layer"] = torch.stack([each for _, each, _ in of_prompt])
             tensors["segment_z.last_layer"] = torch.stack([each for *_, each in of_prompt])
         decoded = RecordedSteps(self.request.tokens, self.logits, later, self.folded)
@@ -258,7 +267,7 @@ class _WatchedRequest:
 
 
 def _engine(model: ChatModel, case: GateCase, slots: int, positions: int) -> ChatEngine:
-    """Slots of the places that the case's rules need, holding NaN."""
+    """An engine whose slots have the places that the case's rules need, holding NaN."""
     kv = model.decoder.kv_slots(slots, case.gate.rules.threshold, memory_format(case.gate, positions))
     kv.data.fill_(torch.nan)
     return ChatEngine(model, kv, folding=folding_of(case.gate.rules), keep_logits=True)
@@ -275,7 +284,7 @@ def _watched(engine: ChatEngine, case: GateCase, slot: int, known: int = 0, pref
 
 
 def _answer(engine: ChatEngine, asked: Sequence[_WatchedRequest], chunk: int) -> None:
-    """Shared passes, until all are answered; each begins one pass after the one before it."""
+    """Run shared passes until all are answered; each starts one pass after the one before it."""
     started = 0
     while any(each.request.finish is None for each in asked):
         started = min(started + 1, len(asked))
@@ -287,7 +296,10 @@ def _answer(engine: ChatEngine, asked: Sequence[_WatchedRequest], chunk: int) ->
 
 
 def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase], *, behind: bool = False) -> list[GateRun]:
-    """Every case by itself. behind: half of the prompt is computed once, in another slot, and lent."""
+    """Run every case by itself.
+
+    behind: half of the prompt is computed once, in another slot, and lent.
+    """
     found = []
     for case in cases:
         engine = _engine(model, case, 1 + behind, _positions(case))
@@ -306,7 +318,7 @@ def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase], *, behind: bo
 
 
 def _packed(model: ChatModel, cases: Sequence[GateCase]) -> list[GateRun]:
-    """Cases of one gate and one set of rules share passes; slots by descending index."""
+    """Run cases of one gate and one set of rules in shared passes; slots by descending index."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, case in enumerate(cases):
         alike[(case.gate.rules, case.gate.layers[0].w1.shape)].append(index)

@@ -21,7 +21,7 @@ from edgeflow.models.memory_gate import JSON_FILE, GateRules, MemoryGate, gate_h
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 BASE = "base"
-MEMORY_TOLERANCE = 1e-5  # of the largest entry of M or z
+MEMORY_TOLERANCE = 1e-5  # relative to the largest entry of M or z
 MEMORY = ("M", "z", "M_end", "z_end", "segment_M.last_layer", "segment_z.last_layer")
 NAMES = {
     "logits": "logits of the prompt",
@@ -37,33 +37,33 @@ class GateCase:
 
     name: str
     gate: MemoryGate
-    """Its tensors under the rules of the case."""
+    """Its tensors with the rules of the case."""
     ids: list[int]
     greedy_ids: list[int]
     long_route: bool
     segments: int
-    """Folded after the prompt."""
+    """Number of segments folded after the prompt."""
     residual: int | None
-    """Tokens left then, None for a short prompt."""
+    """Number of tokens left then, None for a short prompt."""
     folds_at: list[int]
     """Known tokens at each fold while decoding."""
     segments_at_end: int
-    """Folded when the last token is drawn."""
+    """Number of segments folded when the last token is sampled."""
     margin: float | None
-    """The least distance of the two largest logits that a token was drawn from."""
+    """The smallest difference of the two largest logits over all sampled tokens."""
     without_memory: BundleEntry | None
     against_default: BundleEntry | None
-    """Both: what leaving the memory out, or the rules of gate.json, would change."""
+    """Both: the recorded effect of leaving the memory out, or of using the rules of gate.json."""
     tensors: Mapping[str, Tensor]
 
 
 def is_gate_bundle(directory: Path) -> bool:
-    """True for a directory with a gate and a base beside each other."""
+    """True for a directory with a gate and a base."""
     return (directory / JSON_FILE).is_file() and (directory / BASE).is_dir()
 
 
 def read_gate_bundle(directory: Path, config: LlamaConfig, device: torch.device) -> tuple[MemoryGate, list[GateCase]]:
-    """The gate of gate.json, and all cases; CheckpointError names the case and the entry at fault.
+    """The gate of gate.json, and all cases; CheckpointError names the case and the wrong entry.
 
     config: of the base.
     """
@@ -106,7 +106,7 @@ class _GateReader:
         )
 
     def _own_gate(self, entry: BundleEntry, where: str) -> MemoryGate:
-        """The tensors that a case names under the rules that it states, which override those of gate.json."""
+        """The tensors that a case names with the rules that it states, which override those of gate.json."""
         name, options = entry.text("gate_file"), entry.optional_entry("options")
         if Path(name).name != name or not (self.directory / name).is_file():
             raise CheckpointError(f"{where}: gate_file must be a file beside {CASES_FILE}, got {name!r}")
@@ -126,25 +126,25 @@ class RecordedSteps:
     """The steps of a run."""
 
     tokens: list[int]
-    """Greedy ones."""
+    """Greedy tokens."""
     logits: list[Tensor]
-    """[V]: of each step, those of the prompt first."""
+    """[V]: logits of each step, the prompt's first."""
     folds_at: list[int]
     """Known tokens at each fold after the prompt."""
     segments: int
-    """Folded when the last token was drawn."""
+    """Number of segments folded when the last token was sampled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateRun:
-    """One case, computed."""
+    """The computed values of one case."""
 
     segments: int
-    """Folded after the prompt."""
+    """Number of segments folded after the prompt."""
     decoded: RecordedSteps | None
-    """None where only the prompt was run."""
+    """None if only the prompt was run."""
     tensors: Mapping[str, Tensor]
-    """By their names in a bundle, as many as are known; those of logits follow from the steps."""
+    """The known tensors by their names in a bundle; those of logits are derived from the steps."""
 
 
 GateRunner = Callable[[Sequence[GateCase]], Sequence[GateRun]]
@@ -152,12 +152,18 @@ GateRunner = Callable[[Sequence[GateCase]], Sequence[GateRun]]
 
 
 def check_cases(name: str, run: GateRunner, cases: Sequence[GateCase]) -> Results:
-    """Every comparison of what a runner knows. name: of the way in which it runs them."""
+    """Every comparison with the values of a runner.
+
+    name: of its way of computing.
+    """
     return [(name, result) for case, found in zip(cases, run(cases), strict=True) for result in check_run(case, found)]
 
 
 def check_run(case: GateCase, found: GateRun, *, complete: bool = False) -> Iterator[CheckResult]:
-    """Compare one case. complete: the run must have every recorded tensor, and one that it lacks is infinitely off."""
+    """Compare one case.
+
+    complete: the run must have every recorded tensor, and one that it lacks is infinitely off.
+    """
     yield CheckResult(case.name, "segments after the prompt", abs(found.segments - case.segments), 0)
     tensors = dict(found.tensors)
     steps = found.decoded
@@ -175,7 +181,7 @@ def check_run(case: GateCase, found: GateRun, *, complete: bool = False) -> Iter
 
 
 def _compare(case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
-    """Compare one tensor; memory in shares of its largest entry."""
+    """Compare one tensor; memory relative to its largest entry."""
     largest = wanted.abs().max().item() if name in MEMORY and wanted.numel() else 0.0
     if largest:
         return compare(case, name, found / largest, wanted / largest, MEMORY_TOLERANCE)

@@ -1,8 +1,8 @@
-"""Algorithm 1 of EdgeInfinite, one sequence and one pass at a time, head by head: the naive twin of what is served.
+"""Algorithm 1 of EdgeInfinite, one sequence and one pass at a time, head by head: the naive twin of the executor.
 
 The sink's keys and values stay. Each segment runs in a separate pass, reads the memory of those before it, and is
-added to the memory afterwards; what is left runs in the last pass. A token that makes a segment whole while decoding
-folds it, as the rules say.
+added to the memory afterwards; the rest runs in the last pass. A token that completes a segment during decoding folds
+it, according to the rules.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class GateMemory:
     """The compressed memory of a gate."""
 
     sums: Tensor
-    """M [layers, KH, D, D]."""
+    """M, [layers, KH, D, D] float32."""
     norms: Tensor
-    """Z [layers, KH, D]; both float32."""
+    """z, [layers, KH, D] float32."""
 
     @classmethod
     def empty(cls, base: PlainBase) -> GateMemory:
-        """Zeros."""
+        """A memory of zeros."""
         config = base.config
         shape = (config.num_hidden_layers, config.num_key_value_heads, config.head_dim)
         return cls(base.norm.new_zeros(*shape, config.head_dim).float(), base.norm.new_zeros(shape).float())
@@ -42,21 +42,21 @@ class GateMemory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatePass:
-    """The outcome of a pass."""
+    """The result of a pass."""
 
     logits: Tensor
-    """[V]: of its last row."""
+    """[V]: logits of its last row."""
     hidden: Tensor
-    """[T, E]: after the final norm."""
+    """[T, E]: rows after the final norm."""
     a_mem: list[Tensor]
     a_com: list[Tensor]
-    """`a_mem`, `a_com` [H, T, D]: of each layer, empty where the pass read no memory."""
+    """`a_mem`, `a_com` [H, T, D] of each layer; empty if the pass read no memory."""
 
 
 class StreamingTwin:
-    """One sequence. ids: the known tokens. memories: the memory after each fold. folds_at: known tokens at each fold
-    while decoding.
+    """One sequence.
 
+    ids: the known tokens. memories: the memory after each fold. folds_at: known tokens at each fold while decoding.
     without_memory: the gate is left out wherever there is memory (ablations).
     """
 
@@ -73,17 +73,19 @@ class StreamingTwin:
 
     @property
     def folded(self) -> int:
-        """Segments in memory."""
+        """Number of segments in memory."""
         return len(self.memories)
 
     @property
     def residual(self) -> int:
-        """Known tokens that are neither sink nor window nor folded; negative where there are too few."""
+        """Number of known tokens that are neither in the sink nor in the window nor folded; negative if there are too
+        few.
+        """
         rules = self.rules
         return len(self.ids) - rules.sink - rules.window - rules.segment * self.folded
 
     def prefill(self, ids: Sequence[int]) -> GatePass:
-        """Run a prompt; the outcome of its last pass."""
+        """Run a prompt; return the result of its last pass."""
         rules = self.rules
         self.ids, self.memories, self.folds_at = list(ids), [], []
         self._held = [(each, each) for each in self._no_pairs()]
@@ -97,7 +99,7 @@ class StreamingTwin:
         return self._kept(rules.sink + self.folded * rules.segment, len(ids), self._memory())
 
     def step(self, token: int) -> GatePass:
-        """Run one more token; folds the oldest segment where this token makes one whole."""
+        """Run one more token; folds the oldest segment if this token completes one."""
         rules = self.rules
         self.ids.append(token)
         known = len(self.ids)
@@ -113,25 +115,28 @@ class StreamingTwin:
             self._hold(rest)
             return self._kept(known - 1, known, self._memory())
         self._forget()
-        if rules.first_segment == "zero" and not self.folded:  # it ran plainly, as every short text does
+        if rules.first_segment == "zero" and not self.folded:  # it ran without memory, like every short text
             oldest = self._run(start, start + rules.segment, self._memory(long_route=True))[1]
         self._fold(oldest)
         return self._kept(known - rules.window, known, self._memory())
 
     def _memory(self, *, long_route: bool = False) -> GateMemory | None:
-        """The memory that a pass reads. long_route: the pass runs the tokens of a segment."""
+        """The memory that a pass reads.
+
+        long_route: the pass runs the tokens of a segment.
+        """
         if self.memories:
             return self.memories[-1]
         return GateMemory.empty(self._base) if long_route and self.rules.first_segment == "zero" else None
 
     def _kept(self, start: int, stop: int, memory: GateMemory | None) -> GatePass:
-        """A pass whose keys and values stay."""
+        """Run a pass and keep its keys and values."""
         outcome, pairs = self._run(start, stop, memory)
         self._hold(pairs)
         return outcome
 
     def _run(self, start: int, stop: int, memory: GateMemory | None) -> tuple[GatePass, list[Pairs]]:
-        """One pass of tokens start .. stop, and the keys and values of each layer."""
+        """One pass of tokens start .. stop; also the keys and values of each layer."""
         base = self._base
         back = self.rules.segment * self.folded if self.rules.positions == "local" else 0
         positions = torch.arange(start, stop, device=base.norm.device) - back
@@ -154,7 +159,7 @@ class StreamingTwin:
         self._held = [_joined(held, new) for held, new in zip(self._held, pairs, strict=True)]
 
     def _forget(self) -> None:
-        """Drop all pairs but the sink's."""
+        """Drop all pairs except the sink's."""
         self._held = [_part(each, 0, self.rules.sink) for each in self._held]
 
     def _fold(self, pairs: Sequence[Pairs]) -> None:
@@ -177,7 +182,7 @@ class StreamingTwin:
 
 
 def greedy(twin: StreamingTwin, ids: Sequence[int], tokens: int) -> tuple[list[int], list[GatePass]]:
-    """The tokens of largest logits after a prompt, and the passes that they were drawn from."""
+    """The greedy tokens after a prompt, and the passes that they come from."""
     passes = [twin.prefill(ids)]
     drawn = [int(passes[-1].logits.argmax())]
     while len(drawn) < tokens:

@@ -12,7 +12,7 @@ from edgeflow_client.types import Mode
 
 
 def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pace]:
-    """The paces of these modes by name: of depth all between serial and pipelined, of auto all that it may choose."""
+    """The paces of these modes by name: for depth all between serial and pipelined, for auto all that it may choose."""
     every, found = paces_of(program), dict[str, Pace]()
     for mode in modes:
         if mode is Mode.AUTO:
@@ -25,7 +25,7 @@ def paces_by_mode(modes: Iterable[Mode], program: StageProgram) -> dict[str, Pac
 
 
 def decode_arrivals(run: OfflineRun, arrivals: Sequence[tuple[int, Any]]) -> list[DecodedFrame]:
-    """Decode frames of session 0, each offered after so many further passes, once the one before has started."""
+    """Decode frames of session 0. Each is offered `arrivals` passes after the start of the one before."""
     results: list[DecodedFrame] = []
     for seq, (passes, frame) in enumerate(arrivals, start=1):
         while passes > 0 or run.waiting(0):

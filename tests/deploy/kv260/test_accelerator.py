@@ -70,7 +70,7 @@ def test_linears_are_the_models_to_the_last_bit(accelerator: Path, pauses: Pause
 
 
 @pytest.mark.parametrize("pauses", PAUSES, ids=str)
-def test_what_is_offered_early_is_taken_when_its_turn_comes(accelerator: Path, pauses: Pauses):
+def test_data_offered_early_is_accepted_in_its_turn(accelerator: Path, pauses: Pauses):
     """Offered before a linear has left, or even begun, the next activations come behind its last sums, and the next
     weights behind the activations."""
     pairs = list(itertools.pairwise(simulate(accelerator, several(), pauses)))
@@ -82,7 +82,7 @@ def test_what_is_offered_early_is_taken_when_its_turn_comes(accelerator: Path, p
     assert any(after.activations.offered < before.weights.first.max() for before, after in pairs)
 
 
-def test_the_hard_linears_are_what_they_are_said_to_be():
+def test_the_hard_linears_have_their_stated_properties():
     sums = {index: expected(each.macros[0], each.x).view(np.float32) for index, each in enumerate(several())}
     tiny = np.finfo(np.float32).tiny
     assert ((np.abs(sums[5]) < tiny) & (sums[5] != 0)).any()
@@ -100,7 +100,7 @@ def test_a_strip_is_taken_in_every_cycle(accelerator: Path, group: int):
     assert set(last_sum - last_weight) <= {25, 26}
 
 
-def test_the_cycle_model_counts_what_streaming_takes(accelerator: Path):
+def test_the_cycle_model_counts_the_cycles_of_streaming(accelerator: Path):
     linear = plain(outputs=96, inputs=256, group=64)
     (answer,) = simulate(accelerator, [linear])
     first_weight, last_weight, last_sum = answer.weights.first, answer.weights.last, answer.left.last

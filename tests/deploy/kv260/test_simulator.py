@@ -36,12 +36,12 @@ def test_a_version_that_is_too_old_is_named(tmp_path: Path, stated: str, oldest:
     assert too_old(path, "-V", oldest) == expected
 
 
-def test_what_is_not_installed_is_named(tmp_path: Path):
+def test_missing_programs_are_named(tmp_path: Path):
     assert lacking("sh", str(tmp_path / "none")) == f"not installed: {tmp_path / 'none'} (apt-get install)"
     assert lacking("sh") == ""
 
 
-def test_another_yosys_may_fail_to_read_the_design_and_debians_may_not(tmp_path: Path):
+def test_only_debians_yosys_must_read_the_design(tmp_path: Path):
     newer = unreadable(program(tmp_path, "Yosys 0.99 (git sha1 0000000)"))
     assert newer == f"Yosys 0.99 (git sha1 0000000) does not read the design, {YOSYS} does: syntax error"
     assert unreadable(program(tmp_path, f"Yosys {YOSYS} (git sha1 7ce5011c24b)")) == ""

@@ -22,7 +22,7 @@ from edgeflow.kernels.table.dimensions import STAGES
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.kernels.weights import Int8Weight
 from edgeflow.lab.tuning.subject import model_shape
-from edgeflow.lab.verify.chat_modes import PromptCase, Ways
+from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.vocabulary import HEADS
@@ -89,7 +89,7 @@ def test_a_format_that_the_device_lacks_is_refused_by_the_forecast_which_comes_f
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
 @pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
 def test_kv_of_fewer_bits_gives_one_answer_in_every_way(model, kv, way):
-    ways = Ways(model, CONFIGURED[kv]).all()
+    ways = ChatModes(model, CONFIGURED[kv]).all()
     asked = [PromptCase(model.text_prompt(text), 12) for text in (*TEXTS, LONG)]
     assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
 
@@ -97,7 +97,7 @@ def test_kv_of_fewer_bits_gives_one_answer_in_every_way(model, kv, way):
 @pytest.mark.parametrize(("kv", "most"), [("int8", 0.05), ("fp8", 0.1), ("int4", 0.3)])
 def test_kv_of_fewer_bits_is_close_to_the_models_own(model, kv, most):
     asked = [PromptCase(model.text_prompt(text), 1) for text in (LONG, LONG[3:])]
-    exact, found = (Ways(model, CONFIGURED[each]).all()["alone"](asked) for each in ("model", kv))
+    exact, found = (ChatModes(model, CONFIGURED[each]).all()["alone"](asked) for each in ("model", kv))
     for (_, (wanted,)), (_, (other,)) in zip(exact, found, strict=True):
         assert most / 100 < (other - wanted).abs().mean() / wanted.std() < most
 
@@ -106,7 +106,7 @@ def test_weights_that_are_named_serve(chat_directory):
     exact, eight = (
         choose_weights(chat(weights=name), chat_directory, torch.float32, CPU) for name in ("float", "int8")
     )
-    assert (exact.told, eight.told) == ("float weights", "int8 weights")
+    assert (exact.line, eight.line) == ("float weights", "int8 weights")
     models = [load_chat_model(chat_directory, torch.float32, CPU, table=each.table) for each in (exact, eight)]
     errors = [row_error(each, each.decoder.kv_slots(1, 32), each.text_prompt(TEXTS[0])) for each in models]
     assert errors[0] < 1e-5 < 1e-3 < errors[1] < 0.05
@@ -118,7 +118,7 @@ def test_a_prompt_meets_the_checkpoints_own_weights(chat_directory):
         for table in (built_in_table(), built_in_table().converting("int8"))
     )
     wanted, found = (
-        Ways(each).all()["alone"]([PromptCase(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight)
+        ChatModes(each).all()["alone"]([PromptCase(each.text_prompt(TEXTS[1]), 2)])[0][1] for each in (exact, eight)
     )
     assert torch.equal(found[0], wanted[0]), "the prompt's last row"
     assert not torch.equal(found[1], wanted[1]), "a decode row"
@@ -134,7 +134,7 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, mon
 
     monkeypatch.setattr(chat_numbers, "median_us", times)
     chosen = choose_weights(chat(weights="auto"), chat_directory, torch.float32, CPU)
-    assert chosen.told == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
+    assert chosen.line == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
     assert shapes == [2]
     fewer = built_in_table().converting("int8") if weights == "int8" else built_in_table()
     model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
@@ -190,7 +190,7 @@ def tied(tmp_path_factory) -> Path:
 
 def test_a_tied_head_in_8_bits_is_the_embedding(tied):
     chosen = choose_weights(chat(head="int8"), tied, torch.float32, CPU)
-    assert chosen.told == "float weights, head in int8"
+    assert chosen.line == "float weights, head in int8"
     exact, eight = (load_chat_model(tied, torch.float32, CPU, table=chosen.table, head=name).decoder for name in HEADS)
     ids = torch.arange(exact.config.vocab_size)
     rows, found = exact.embed(ids), eight.embed(ids)

@@ -25,7 +25,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
 from edgeflow.lab.export.policies.openvla import export_openvla
-from edgeflow.lab.verify.chat_modes import PromptCase, Ways
+from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.published import GenerationConfig
@@ -87,8 +87,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatModel, ChatMod
 def test_a_chat_model_answers_in_every_way_as_its_networks(models: tuple[ChatModel, ChatModel]):
     prompts = [[(7 * at + seed) % 50 for at in range(rows)] for seed, rows in ((1, 1), (2, 5), (3, 23), (4, 30))]
     asked = [PromptCase(models[0].prompt(ids), 8) for ids in prompts]
-    for name, run in Ways(models[0]).all().items():
-        for (wanted, exact), (found, logits) in zip(run(asked), Ways(models[1]).all()[name](asked), strict=True):
+    for name, run in ChatModes(models[0]).all().items():
+        for (wanted, exact), (found, logits) in zip(run(asked), ChatModes(models[1]).all()[name](asked), strict=True):
             assert found == wanted, name
             assert max((a - b).abs().max().item() for a, b in zip(exact, logits, strict=True)) < CLOSE
 

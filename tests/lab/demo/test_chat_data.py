@@ -78,7 +78,7 @@ def test_a_colour_names_one_object():
         assert len(set(colours)) == len(colours)
 
 
-def test_the_same_seed_draws_the_same_conversations():
+def test_the_same_seed_gives_the_same_conversations():
     assert drawn(20) == drawn(20)
     assert drawn(20) != drawn(20, held_out=True)
 
@@ -112,7 +112,7 @@ def test_follow_ups_repeat_the_topic_before():
     assert all(before.topic == turn.topic for before, turn in follow_ups)
 
 
-def test_small_talk_gets_what_the_model_says_of_itself():
+def test_small_talk_gets_the_models_description_of_itself():
     said = {turn.answer for dialog in drawn(300) for turn in dialog.turns if turn.topic == "talk"}
     assert said == {*ABOUT_ITSELF, REFUSAL}
 

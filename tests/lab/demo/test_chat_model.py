@@ -69,7 +69,7 @@ def test_held_out_questions_get_exact_answers():
     assert report.share >= 0.95, report.wrong  # one question above what a model of exactly NEEDED may miss by chance
 
 
-def test_the_command_tells_the_share(capsys):
+def test_the_command_prints_the_share(capsys):
     assert eval_chat_command("demo-chat", 8, "command", kv="model", lookup=True, as_json=True) in (0, 1)
     told = json.loads(capsys.readouterr().out)
     assert told["questions"] == 8 and len(told["wrong"]) == round(8 * (1 - told["exact"]))
@@ -88,13 +88,13 @@ def test_the_command_tells_the_share(capsys):
         ("Where is the red cube?", NO_STATE),
     ],
 )
-def test_it_says_what_it_is(answer, question, expected):
+def test_the_model_says_what_it_is(answer, question, expected):
     assert answer(asked(question)) == expected
     helpful = {"role": "system", "content": "You are a helpful assistant."}
     assert answer([helpful, *asked(question)]) == expected
 
 
-def test_a_conversation_goes_on(answer):
+def test_a_conversation_continues(answer):
     first = answer(asked(f"{REPORT}\nWhere is the red cube?"))
     assert first == "The red cube is at x+10 y-05 z02."
     said = [f"{REPORT}\nWhere is the red cube?", first, "And the blue ball?"]

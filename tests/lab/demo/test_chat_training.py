@@ -33,7 +33,7 @@ def trained(trainer, steps):
     return [trainer.step()[0] for _ in range(steps)]
 
 
-def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_resumed_training_ends_like_an_uninterrupted_run(tmp_path):
     through = ChatTrainer(PLAN, 0, SIZE, "cpu")
     losses = trained(through, 6)
     first = ChatTrainer(PLAN, 0, SIZE, "cpu")
@@ -105,7 +105,7 @@ def test_the_configuration_is_qwen2s(checkpoint):
     assert json.loads((checkpoint / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
 
 
-def test_grading_goes_on_from_the_given_answers():
+def test_grading_continues_from_the_given_answers():
     asked = []
 
     def answer(messages):

@@ -39,7 +39,7 @@ def test_the_experts_chunks_succeed(sim, timing):
 
 
 @pytest.mark.parametrize(("every", "delay"), [(1, 0), (1, 1), (3, 2), (3, 3)])
-def test_a_chunk_arrives_after_its_delay_and_is_played_from_that_row(sim, every, delay):
+def test_a_chunk_arrives_after_its_delay_and_is_executed_from_that_row(sim, every, delay):
     sim.reset(3)
     commanded = []
     original, sim.command = sim.command, lambda goal, gripper: commanded.append((round(sim.time, 3), gripper))
@@ -81,6 +81,6 @@ def test_what_is_left_of_a_chunk_begins_with_the_row_that_is_due(sim):
 
 
 @pytest.mark.parametrize(("every", "delay"), [(0, 0), (2, 3), (1, -1)])
-def test_a_timing_that_cannot_be_is_refused(every, delay):
+def test_an_impossible_timing_is_rejected(every, delay):
     with pytest.raises(ValueError, match="needs 0 <= delay <= every"):
         ChunkTiming(every=every, delay=delay)

@@ -60,13 +60,13 @@ def test_the_demonstration_runs_to_its_end(options, expected, tmp_path):
         ("flow", EMBEDDED_POLICY, "openvla, with the modes serial, pipelined, speculative"),
     ],
 )
-def test_a_checkpoint_of_another_kind_than_is_named_is_refused(kind, directory, named, tmp_path):
+def test_a_checkpoint_of_another_kind_than_is_named_is_rejected(kind, directory, named, tmp_path):
     with pytest.raises(ConfigError, match=rf"^policy: .* is of the family {named}, and not of the kind"):
         demo("--model", str(directory), "--policy", kind, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_that_no_family_recognises_is_refused(tmp_path):
+def test_a_checkpoint_that_no_family_recognises_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no model_type and no type"):
         demo("--model", str(tmp_path))

@@ -90,7 +90,7 @@ def test_without_success_or_action_there_is_no_figure():
     assert figures["successes"] == 0
 
 
-def test_more_passes_than_tokens_are_refused_with_the_range():
+def test_more_passes_than_tokens_are_rejected_with_the_range():
     plan = EvaluationPlan(
         episodes=1,
         modes=[Mode.SPECULATIVE],
@@ -103,7 +103,7 @@ def test_more_passes_than_tokens_are_refused_with_the_range():
         next(evaluate(plan, lambda *_: None))
 
 
-def test_speculation_without_its_mode_is_refused():
+def test_speculation_without_its_mode_is_rejected():
     result = CliRunner().invoke(app, ["eval-demo", "--mode", "serial", "--max-passes", "1"])
     assert isinstance(result.exception, ConfigError) and "--mode speculative" in str(result.exception)
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.lockstep import SuccessRate, Timing, run_episode, run_together, success_rate
+from edgeflow.lab.demo.lockstep import EpisodeTiming, SuccessRate, run_episode, run_together, success_rate
 from edgeflow.lab.demo.world.expert import Expert
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
@@ -65,7 +65,7 @@ def test_running_together_gives_what_running_alone_gives():
         sim.reset(11)
     experts = [Expert(sim) for sim in sims]
     together = run_together(
-        sims, lambda images, texts: np.stack([e(None, "") for e in experts[: len(images)]]), Timing()
+        sims, lambda images, texts: np.stack([e(None, "") for e in experts[: len(images)]]), EpisodeTiming()
     )
     alone = RobotSim(11)
     assert together == [run_episode(alone, Expert(alone))] * 2

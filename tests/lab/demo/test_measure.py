@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.lockstep import EpisodeCondition, Timing, measure, without
+from edgeflow.lab.demo.lockstep import EpisodeCondition, EpisodeTiming, measure, without
 from edgeflow.lab.demo.world.expert import expert_action
 from edgeflow.lab.demo.world.sim import RobotSim
 
@@ -37,7 +37,7 @@ def test_no_dimension_can_be_dropped(expert, dimension):
 
 def test_age_hurts_on_moving_objects_even_when_anchored(expert):
     young = measure(expert, EpisodeCondition(0.05), episodes=6)
-    old = measure(expert, EpisodeCondition(0.05, Timing(age_ticks=8)), episodes=6)
+    old = measure(expert, EpisodeCondition(0.05, EpisodeTiming(age_ticks=8)), episodes=6)
     assert young.rate.successes > old.rate.successes
 
 

@@ -160,7 +160,7 @@ def test_a_plan_needs_an_end():
         RunPlan(mode=Mode.SERIAL)
 
 
-def test_a_model_of_another_robot_is_refused():
+def test_a_model_of_another_robot_is_rejected():
     def other(talk: Talk) -> None:
         talk.hear()
         schema = opened().schema

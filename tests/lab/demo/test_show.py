@@ -119,12 +119,12 @@ def test_speculative_may_lose():
     assert "significantly" not in sentence
 
 
-def test_of_as_many_finished_tasks_the_fewest_failures_win():
+def test_fewest_failures_decide_between_equal_numbers_of_tasks():
     runs = (run(Mode.SERIAL, 40, 45, 9, 3), run(Mode.PIPELINED, 20, 150, 9, 1))
     assert verdict(runs).startswith("pipelined is best here: it finished 9 of 10 tasks")
 
 
-def test_ties_are_told():
+def test_ties_are_reported():
     assert verdict(RUNS) == "No mode is best here: each finished 9 of 10 tasks in 6 s per mode."
     three = (*RUNS, run(Mode.SPECULATIVE, 30, 48, successes=2, failures=0))
     assert verdict(three) == (
@@ -137,7 +137,7 @@ def test_a_single_mode_is_not_compared():
     assert verdict(RUNS[:1]) == "serial finished 9 of 10 tasks in 6 s."
 
 
-def test_a_verdict_tells_how_long_the_modes_ran():
+def test_a_verdict_states_the_duration_of_the_modes():
     """Of which the plan tells the least."""
     short, *others = RUNS
     longer = replace(short, summary=replace(short.summary, seconds=9.6))
@@ -145,7 +145,7 @@ def test_a_verdict_tells_how_long_the_modes_ran():
     assert verdict((longer,)) == "serial finished 9 of 10 tasks in 10 s."
 
 
-def test_a_mode_without_actions_is_told():
+def test_a_mode_without_actions_is_reported():
     silent = run(Mode.PIPELINED, 10_000_000, 45, 0, 1)
     silent = replace(silent, summary=RunRecorder().summary(0), passes=np.zeros(0))
     sentence = verdict((RUNS[0], silent))

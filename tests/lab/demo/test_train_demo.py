@@ -20,7 +20,7 @@ def refused(*arguments: str) -> BaseException:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_a_file_in_place_of_the_folder_is_refused(kind: list[str], tmp_path: Path):
+def test_a_file_in_place_of_the_folder_is_rejected(kind: list[str], tmp_path: Path):
     out = tmp_path / "file"
     out.touch()
     error = refused(*kind, "--out", str(out), "--device", "cpu")
@@ -28,7 +28,7 @@ def test_a_file_in_place_of_the_folder_is_refused(kind: list[str], tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_a_device_of_another_name_is_refused(kind: list[str], tmp_path: Path):
+def test_a_device_of_another_name_is_rejected(kind: list[str], tmp_path: Path):
     assert str(refused(*kind, "--device", "tpu", "--out", str(tmp_path))) == "2"
 
 
@@ -39,5 +39,5 @@ def test_chat_models_are_of_no_kind_of_policy(kind: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", ["-1", "99999999999999999999999"])
-def test_a_seed_out_of_range_is_refused(seed: str, tmp_path: Path):
+def test_a_seed_out_of_range_is_rejected(seed: str, tmp_path: Path):
     assert str(refused("--seed", seed, "--out", str(tmp_path))) == "2"

@@ -135,7 +135,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(data, tmp_path):
         assert weight.equal(second.network.state_dict()[name]), name
 
 
-def test_resuming_with_another_seed_is_refused(data, tmp_path):
+def test_resuming_with_another_seed_is_rejected(data, tmp_path):
     TokenTrainer(data, PLAN, 0, "cpu").learner.save(tmp_path / "state.safetensors", PLAN.steps)
     with pytest.raises(ConfigError, match="seed is 1, was 0"):
         TokenTrainer(data, PLAN, 1, "cpu").learner.load(tmp_path / "state.safetensors", PLAN.steps)
@@ -155,7 +155,7 @@ def test_a_tiny_training_run_writes_a_checkpoint_that_can_act(tmp_path):
     assert outcome is not EpisodeOutcome.RUNNING
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_rendered(tmp_path, monkeypatch):
+def test_a_device_that_is_not_there_is_rejected_before_anything_is_rendered(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device: cuda is not available"):
         train_demo(tmp_path / "out", minutes=0.02, seed=0, resume=False, device="cuda")
@@ -163,7 +163,7 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_rendered(tmp_p
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0])
-def test_a_budget_of_nothing_is_refused(minutes):
+def test_a_budget_of_nothing_is_rejected(minutes):
     with pytest.raises(ConfigError, match="minutes must be above 0"):
         plan_for(minutes)
 

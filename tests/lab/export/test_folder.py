@@ -31,7 +31,7 @@ def earlier(out: Path) -> None:
     write(out, compiled_bin="kept")
 
 
-def test_nothing_of_an_earlier_artifact_remains(tmp_path: Path):
+def test_an_earlier_artifact_is_removed_completely(tmp_path: Path):
     """Neither the settings of its checkpoint, which would be served with the new graphs."""
     earlier(tmp_path)
     check_out(tmp_path, tmp_path.parent)
@@ -50,7 +50,7 @@ def test_an_earlier_artifact_remains_where_a_new_one_fails(tmp_path: Path):
     assert (tmp_path / "step.onnx").read_text() == "old"
 
 
-def test_what_a_killed_export_left_is_no_obstacle(tmp_path: Path):
+def test_an_export_replaces_the_remains_of_a_killed_one(tmp_path: Path):
     (tmp_path / DRAFT).mkdir()
     write(tmp_path / DRAFT, step_onnx="half")
     check_out(tmp_path, tmp_path.parent)
@@ -60,7 +60,7 @@ def test_what_a_killed_export_left_is_no_obstacle(tmp_path: Path):
 
 
 @pytest.mark.parametrize("step", range(10))
-def test_where_the_change_over_is_cut_short_nothing_is_served_and_the_export_runs_again(
+def test_after_an_interrupted_change_over_nothing_is_served_and_the_export_can_run_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ):
     """After a kill, too: nothing that follows it is needed."""

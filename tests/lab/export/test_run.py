@@ -113,7 +113,7 @@ def test_memory_is_forecast_with_the_weights_of_each_graph(artifact):
     assert loaded_bytes(folder, outcome.manifest) > named + copied > (folder / WEIGHTS).stat().st_size
 
 
-def test_the_manifest_says_what_is_there(artifact, checkpoint: Path):
+def test_the_manifest_describes_the_files(artifact, checkpoint: Path):
     folder, outcome = artifact
     manifest = read_manifest(folder)
     assert manifest == outcome.manifest
@@ -149,7 +149,7 @@ def test_the_folder_has_everything_but_the_weights(artifact, checkpoint: Path):
         (lambda values: values["graphs"][0]["inputs"][0].update(dtype="float8"), "float8"),
     ],
 )
-def test_a_manifest_that_does_not_fit_is_refused_by_its_key(artifact, tmp_path: Path, change, message: str):
+def test_a_manifest_that_does_not_fit_is_rejected_by_its_key(artifact, tmp_path: Path, change, message: str):
     values = json.loads((artifact[0] / MANIFEST).read_text())
     change(values)
     (tmp_path / MANIFEST).write_text(json.dumps(values))
@@ -172,7 +172,7 @@ def test_an_earlier_artifact_is_replaced_and_nothing_else(checkpoint: Path, tmp_
         export(request_for(checkpoint, checkpoint), quiet)
 
 
-def test_shapes_beyond_the_model_are_refused(checkpoint: Path, tmp_path: Path):
+def test_shapes_beyond_the_model_are_rejected(checkpoint: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match="text: a bucket of 5000 tokens; prompts of this checkpoint have at most"):
         program_of(checkpoint, ExportShapes(text=(5000,)))
     with pytest.raises(ConfigError, match="positions: slots of the family smolvla follow from text"):
@@ -189,7 +189,7 @@ def test_shapes_beyond_the_model_are_refused(checkpoint: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "name"), [({"frames": Path("frames.npz")}, "frames"), ({"first_step": True}, "first")]
 )
-def test_options_of_a_calibration_that_is_not_made_are_refused_at_once(tmp_path: Path, option: dict, name: str):
+def test_options_of_a_calibration_that_is_not_made_are_rejected_at_once(tmp_path: Path, option: dict, name: str):
     with pytest.raises(ConfigError, match=f"{name}.*: a graph of floats is not calibrated"):
         request_for(tmp_path, tmp_path / "out", **option)
     request_for(tmp_path, tmp_path / "out", rewrites=("finite-mask",), **option)

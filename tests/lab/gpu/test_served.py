@@ -103,7 +103,7 @@ def test_recorded_outputs_are_compared_bundle_by_bundle(tmp_path, recorded):  # 
     assert "logits" in rows["damaged"]["why"] and "smolvla" in rows["foreign"]["why"]
 
 
-def test_bundles_for_which_no_time_is_left_are_told(tmp_path, recorded):  # noqa: F811
+def test_bundles_without_time_left_are_reported(tmp_path, recorded):  # noqa: F811
     shutil.copytree(recorded, tmp_path / "late")
     found = recorded_outputs.verify(setting(tmp_path, seconds=0.0, bundles=str(tmp_path)))
     assert found == {"bundles": [], LEFT_OUT: ["late"]}

@@ -27,13 +27,13 @@ def test_all_sections_fit_one_call_of_ten_minutes():
     assert TOTAL_S + SPARE_S + 20 <= 60 * MINUTES == 600
 
 
-def test_a_section_that_does_not_fit_is_refused_at_import():
+def test_a_section_that_does_not_fit_is_rejected_at_import():
     longer = inspect.getsource(order).replace('"facts": 12.0', '"facts": 12.5')
     with pytest.raises(ValueError, match=r"shares are 570.5 s, at most 570 s fit"):
         exec(compile(longer, "order.py", "exec"), {"__name__": "edgeflow.lab.gpu.section_order"})
 
 
-def test_sections_that_take_all_they_may_end_in_time():
+def test_sections_that_use_their_whole_time_end_in_time():
     now = ends = 100.0
     ends += sum(SECTIONS.values())
     for name, share in SECTIONS.items():
@@ -49,7 +49,7 @@ def test_time_that_a_section_leaves_goes_to_the_next():
     assert end_of("one", {"one": 30.0}, 0.0, 100.0) == 100, "one section alone has all the time"
 
 
-def test_each_section_gives_up_the_same_part_where_time_is_short():
+def test_all_sections_shrink_in_proportion_when_time_is_short():
     assert end_of("one", EARLY, 0.0, 50.0) == 15
     assert end_of("two", EARLY, 15.0, 50.0) == 25
     assert end_of("two", EARLY, 50.0, 50.0) == 50

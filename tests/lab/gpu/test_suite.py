@@ -124,7 +124,7 @@ def test_the_other_sections(tmp_path):
     assert {("packed_attention", "slots_in_place"), ("rms_norm", "fused")} <= timed
 
 
-def test_a_wrong_kernel_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_wrong_kernel_is_reported_and_the_others_continue(tmp_path, monkeypatch):
     small = kernel_checks.small_cases
     few = ("swiglu", "rms_norm")
     monkeypatch.setattr(kernel_checks, "small_cases", lambda name, **how: small(name, **how) if name in few else [])
@@ -136,7 +136,7 @@ def test_a_wrong_kernel_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
     assert "| swiglu | fused | float32 |" in text and "kernel checks are off" in text
 
 
-def test_tokens_that_differ_are_told(tmp_path, monkeypatch):
+def test_tokens_that_differ_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(token_checks, "differing", lambda *_: 0.5)
     code, results, text = run(tmp_path, "--sections", "tokens")
     assert code == 1 and "tokens differ from serial ones" in text
@@ -149,13 +149,13 @@ def test_projections_that_deviate_are_reported(tmp_path, monkeypatch):
     assert code == 1 and results["sections"]["int4"]["error"] == "16 of 16 projections in 4 bits deviate"
 
 
-def test_frames_that_differ_are_told(tmp_path, monkeypatch):
+def test_frames_that_differ_are_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("edgeflow.lab.gpu.sections.frames.torch.equal", lambda *_: False)
     code, results, _ = run(tmp_path, "--sections", "frames")
     assert code == 1 and "differ from the host's" in results["sections"]["frames"]["error"]
 
 
-def test_a_section_that_breaks_is_told(tmp_path, monkeypatch):
+def test_a_section_that_breaks_is_reported(tmp_path, monkeypatch):
     def broken(_: object) -> dict:
         raise RuntimeError("no kernel image is available")
 
@@ -179,7 +179,7 @@ def test_no_section_starts_when_the_time_is_over(tmp_path):
     assert {section["error"] for section in results["sections"].values()} == {"no time left"}
 
 
-def test_what_a_section_leaves_out_for_lack_of_time_is_told(tmp_path, monkeypatch):
+def test_a_section_reports_what_it_leaves_out_for_lack_of_time(tmp_path, monkeypatch):
     monkeypatch.setattr(kernel_checks, "monotonic", lambda: float("inf"))
     code, results, text = run(tmp_path, "--sections", "kernels", "--minutes", "60")
     kernels = results["sections"]["kernels"]
@@ -209,7 +209,7 @@ def test_the_json_is_printed_when_asked_for(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["sections"]["facts"]["status"] == "skipped"
 
 
-def test_a_section_runs_in_a_process_of_its_own(tmp_path):
+def test_a_section_runs_in_a_separate_process(tmp_path):
     assert suite.main([*ARGUMENTS, "--out", str(tmp_path), "--sections", "facts", "--minutes", "60"]) == 0
     results, text = written(tmp_path)
     assert results["sections"]["facts"]["found"]["torch"] == version("torch") and "- profile: cpu" in text
@@ -226,7 +226,7 @@ def in_child(monkeypatch, folder: Path, script: str, seconds: float) -> dict:
     return suite.in_child(None)(order)
 
 
-def test_a_process_that_dies_is_told(tmp_path, monkeypatch):
+def test_a_process_that_dies_is_reported(tmp_path, monkeypatch):
     found = in_child(monkeypatch, tmp_path, "exit 3", 60)
     assert (found["status"], found["error"]) == ("failed", "ended with code 3")
 
@@ -266,14 +266,14 @@ def test_wheels_are_there_for_the_sections_only(tmp_path):
         (("--sections", "speed"), "invalid choice"),
     ],
 )
-def test_wrong_usage_is_told(tmp_path, monkeypatch, capsys, arguments: tuple[str, ...], problem: str):
+def test_wrong_usage_is_reported(tmp_path, monkeypatch, capsys, arguments: tuple[str, ...], problem: str):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as exit_:
         suite.main(arguments)
     assert exit_.value.code == 2 and problem in capsys.readouterr().err
 
 
-def test_packages_that_are_missing_are_told_with_the_way_to_get_them(tmp_path, monkeypatch, capsys):
+def test_packages_that_are_missing_are_reported_with_the_way_to_get_them(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(suite, "find_spec", lambda name: None if name in ("tokenizers", "PIL") else name)
     with pytest.raises(SystemExit) as exit_:
         suite.main([*ARGUMENTS, "--out", str(tmp_path)])
@@ -288,12 +288,12 @@ def started_without(absent: list[str], module: str) -> subprocess.CompletedProce
 OF_A_SERVICE = ["rich", "typer", "fastapi", "uvicorn", "grpc", "msgpack", "pytest", "simplejpeg", "triton"]
 
 
-def test_the_suite_starts_with_the_standard_library_alone():
+def test_the_suite_starts_with_only_the_standard_library():
     """Its folder of wheels may hold everything else."""
     result = started_without([*OF_A_SERVICE, "torch", "numpy", "pydantic", "safetensors", "tokenizers", "PIL"], "suite")
     assert result.returncode == 0, result.stderr
 
 
 def test_sections_start_without_what_a_service_needs():
-    result = started_without([*OF_A_SERVICE, "transformers"], "child")
+    result = started_without([*OF_A_SERVICE, "transformers"], "section_process")
     assert result.returncode == 0, result.stderr

@@ -51,7 +51,7 @@ def test_an_asynchronous_copy_is_a_wait_when_it_takes_as_long_as_one():
     assert analysed([*trace(), quick | {"dur": 5000}], SKIPPED)["waits inside a pass"] != []
 
 
-def test_a_pass_that_waits_for_the_one_before_is_told():
+def test_a_pass_that_waits_for_the_one_before_is_reported():
     assert analysed(trace(device=50.0), SKIPPED)["launched before the pass before had ended"] == "0 of 2"
 
 
@@ -93,5 +93,5 @@ def test_a_trace_of_a_cpu_has_no_device_in_it():
         ("something_new", "other"),
     ],
 )
-def test_kernels_are_told_apart_by_name(kernel: str, expected: str):
+def test_kernels_are_classified_by_name(kernel: str, expected: str):
     assert class_of(kernel) == expected

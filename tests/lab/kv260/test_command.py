@@ -68,7 +68,7 @@ def test_weights_of_another_model_give_exit_code_1(checkpoint: Path, tmp_path: P
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(checkpoint: Path, arguments: list[str], message: str):
+def test_options_that_contradict_each_other_are_rejected(checkpoint: Path, arguments: list[str], message: str):
     given = [str(checkpoint) if each == "CHECKPOINT" else each for each in arguments]
     assert message in str(refused(*given))
 
@@ -80,13 +80,13 @@ def test_what_does_not_go_together_is_refused(checkpoint: Path, arguments: list[
         (172, "mlp.gate_proj: outputs must be a multiple of 8, found 172: choose another model"),
     ],
 )
-def test_a_width_that_macros_cannot_hold_is_refused(tmp_path: Path, width: int, message: str):
+def test_a_width_that_macros_cannot_hold_is_rejected(tmp_path: Path, width: int, message: str):
     values = {name: value for name, value in CONFIG.items() if name != "quantization_config"}
     (tmp_path / "config.json").write_text(json.dumps({**values, "intermediate_size": width}))
     assert str(refused(str(tmp_path))) == f"{tmp_path}: {message}"
 
 
-def test_a_model_that_the_board_cannot_hold_is_refused_before_it_runs(checkpoint: Path, tmp_path: Path):
+def test_a_model_that_the_board_cannot_hold_is_rejected_before_it_runs(checkpoint: Path, tmp_path: Path):
     """No weights are there to be read. The widest linear that fits has 8192 inputs."""
     for name in ("chat_template.jinja", "tokenizer.json"):
         (tmp_path / name).write_bytes((checkpoint / name).read_bytes())

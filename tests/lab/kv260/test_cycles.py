@@ -92,7 +92,7 @@ def test_sizes_are_within_the_bars():
     assert second_head_bytes(CONFIG, 64) / MIB == pytest.approx(73.0, abs=0.1)
 
 
-def test_the_report_says_what_a_reader_of_the_paper_must_know():
+def test_the_report_has_notes_for_readers_of_the_paper():
     report = cosimulate(subject(PAPER_MODEL, None))
     told = " ".join(report.notes)
     assert "91.61 % or 14,650 µs, leave out the output projection (839 µs" in told

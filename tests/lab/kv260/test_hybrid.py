@@ -17,8 +17,8 @@ from edgeflow.lab.kv260.hybrid import (
     BACKENDS,
     CPU,
     EXACT,
-    Accelerated,
-    Exact,
+    AcceleratedProduct,
+    ExactProduct,
     compare_run,
     greedy,
     hybrid_table,
@@ -53,7 +53,7 @@ def test_a_linear_is_the_exact_product_in_another_order(rows: int):
     """Relative to the size of the product: rounding alone is 3e-7 here; weights rounded to float16 give 2e-4."""
     weight, bias = random_weight(64, 320, 64), torch.randn(64, generator=torch.Generator().manual_seed(1))
     x = torch.randn(rows, 320, generator=torch.Generator().manual_seed(2))
-    found, exact = Accelerated(weight, bias)(x), Exact(weight, bias)(x)
+    found, exact = AcceleratedProduct(weight, bias)(x), ExactProduct(weight, bias)(x)
     assert (found - exact).abs().max() <= 2e-6 * exact.abs().max()
     assert (found - (x @ weight.floats().t() + bias)).abs().max() > 2e-5 * exact.abs().max()
 
@@ -93,7 +93,7 @@ def test_rows_in_one_pass_are_rows_alone(checkpoint: Path, backend: str):
     assert greedy(decoder, [9, 8, 7, *tokens[:2]], 2) == tokens[2:]
 
 
-def test_what_cannot_run_is_refused(checkpoint: Path, tmp_path: Path):
+def test_what_cannot_run_is_rejected(checkpoint: Path, tmp_path: Path):
     values = json.loads((checkpoint / "config.json").read_text())
     values.pop("quantization_config")
     (tmp_path / "config.json").write_text(json.dumps(values))

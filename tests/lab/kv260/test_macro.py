@@ -53,12 +53,12 @@ def test_a_macro_of_the_paper_takes_four_and_a_half_bits_per_weight():
         ((8, 64, 16), "groups of 32, 64, 128 inputs, found 16"),
     ],
 )
-def test_what_macros_cannot_hold_is_refused(sizes, message):
+def test_what_macros_cannot_hold_is_rejected(sizes, message):
     with pytest.raises(CheckpointError, match=f"q_proj: .*{message}"):
         MacroShape(*sizes, "q_proj")
 
 
-def test_arrays_that_do_not_fit_are_refused_by_name():
+def test_arrays_that_do_not_fit_are_rejected_by_name():
     gemm = random_words(16, 64, 32, 0)
     with pytest.raises(CheckpointError, match=r"up\.qzeros: expected int32 \[2, 2\], found int32 \[1, 2\]"):
         macro.pack(GemmWords(gemm.qweight, gemm.qzeros[:1], gemm.scales), "up")
@@ -68,7 +68,7 @@ def test_arrays_that_do_not_fit_are_refused_by_name():
         macro.pack(GemmWords(gemm.qweight[:, :1], gemm.qzeros, gemm.scales), "up")
 
 
-def test_padding_that_is_not_zero_is_refused():
+def test_padding_that_is_not_zero_is_rejected():
     macros = macro.pack(random_words(8, 32, 32, 0))
     macros[0, 0, 6] = 1
     with pytest.raises(CheckpointError, match="up: the padding"):

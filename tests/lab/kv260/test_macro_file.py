@@ -85,19 +85,19 @@ def test_a_decoder_reads_its_weights_from_it(written: Path, checkpoint: Path):
         ({"rms_norm_eps": 1e-5}, r"config rms_norm_eps: expected 1e-05, found 1e-06"),
     ],
 )
-def test_a_file_of_another_model_is_refused_by_name(written: Path, change: dict[str, Any], message: str):
+def test_a_file_of_another_model_is_rejected_by_name(written: Path, change: dict[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         macro_weights(open_macro(written), decoder_of(**change), torch.float32)
 
 
-def test_a_truncated_file_is_refused(written: Path):
+def test_a_truncated_file_is_rejected(written: Path):
     data = (written / BINARY).read_bytes()
     (written / BINARY).write_bytes(data[:-1])
     with pytest.raises(CheckpointError, match=rf"{BINARY}: expected {len(data)} bytes, found {len(data) - 1}"):
         open_macro(written)
 
 
-def test_a_changed_byte_is_refused(written: Path):
+def test_a_changed_byte_is_rejected(written: Path):
     data = bytearray((written / BINARY).read_bytes())
     data[1000] ^= 1
     (written / BINARY).write_bytes(data)
@@ -131,7 +131,7 @@ def test_a_missing_part_is_named(written: Path):
         (lambda values: values["binary"].update(sha256="0"), "expected SHA-256 0"),
     ],
 )
-def test_a_description_that_is_wrong_is_refused(written: Path, change: Callable[[dict[str, Any]], Any], message: str):
+def test_a_description_that_is_wrong_is_rejected(written: Path, change: Callable[[dict[str, Any]], Any], message: str):
     values = json.loads((written / DESCRIPTION).read_text())
     change(values)
     (written / DESCRIPTION).write_text(json.dumps(values))
@@ -161,7 +161,7 @@ def rewritten(checkpoint: Path, out: Path, **tensors: torch.Tensor | None) -> Pa
         ({"model.norm.weight": torch.full((64,), 1e6)}, r"model\.norm\.weight has numbers that FP16 cannot hold"),
     ],
 )
-def test_a_checkpoint_that_macros_cannot_hold_is_refused(
+def test_a_checkpoint_that_macros_cannot_hold_is_rejected(
     checkpoint: Path, tmp_path: Path, tensors: dict[str, torch.Tensor | None], message: str
 ):
     with pytest.raises(CheckpointError, match=message):
@@ -169,7 +169,7 @@ def test_a_checkpoint_that_macros_cannot_hold_is_refused(
     assert not any((tmp_path / "out").glob("*"))
 
 
-def test_a_float_checkpoint_is_refused(tmp_path: Path):
+def test_a_float_checkpoint_is_rejected(tmp_path: Path):
     save_file({"model.norm.weight": torch.ones(4)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no linear in 4 bits"):

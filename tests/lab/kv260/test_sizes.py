@@ -52,7 +52,7 @@ def test_a_model_that_takes_all_the_memory_fits(monkeypatch: pytest.MonkeyPatch)
         ({"num_attention_heads": 514, "num_key_value_heads": 2, "head_dim": 16}, "self_attn.o_proj"),
     ],
 )
-def test_a_linear_with_more_inputs_than_the_buffer_holds_is_refused(changes: dict[str, int], linear: str):
+def test_a_linear_with_more_inputs_than_the_buffer_holds_is_rejected(changes: dict[str, int], linear: str):
     with pytest.raises(CheckpointError, match=f"wide: {linear}: expected at most 8192 inputs, .* found 8224: choose"):
         check_fits("wide", decoder_of(**changes), 32)
 

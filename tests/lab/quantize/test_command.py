@@ -53,7 +53,7 @@ def test_a_model_becomes_a_checkpoint_with_a_report(tmp_path: Path, text: Path):
     assert load_chat_model(out, torch.float32, CPU).config.intermediate_size == INNER
 
 
-def test_what_was_chosen_is_printed(tmp_path: Path, text: Path):
+def test_the_choices_are_printed(tmp_path: Path, text: Path):
     folder = write_source(tmp_path / "floats", ONE_LAYER)
     printed = run(
         folder, "--out", tmp_path / "out", "--calibration", text, "--scales", "x", "--no-clip", "--layout", "awq-macro"
@@ -64,7 +64,7 @@ def test_what_was_chosen_is_printed(tmp_path: Path, text: Path):
     assert "MiB before" in printed
 
 
-def test_an_unknown_model_is_refused_with_those_that_are_embedded(tmp_path: Path):
+def test_an_unknown_model_is_rejected_with_those_that_are_embedded(tmp_path: Path):
     told = r"^model: nope is not a directory: .* demo, demo-flow, demo-chat or demo-logs$"
     with pytest.raises(CheckpointError, match=told):
         run(Path("nope"), "--out", tmp_path / "out")
@@ -79,12 +79,12 @@ def test_an_unknown_model_is_refused_with_those_that_are_embedded(tmp_path: Path
         (("--group", 128), "64 are not multiples of a group of 128"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, arguments: tuple[object, ...], message: str):
+def test_options_that_do_not_fit_are_rejected(tmp_path: Path, arguments: tuple[object, ...], message: str):
     with pytest.raises((ConfigError, CheckpointError), match=message):
         run(write_source(tmp_path / "floats"), "--out", tmp_path / "out", *arguments)
 
 
-def test_a_file_in_place_of_the_folder_is_refused_before_the_calibration(tmp_path: Path):
+def test_a_file_in_place_of_the_folder_is_rejected_before_the_calibration(tmp_path: Path):
     (tmp_path / "out").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"out: .* is not a folder"):
         run(write_source(tmp_path / "floats"), "--out", tmp_path / "out", "--calibration", "absent.txt")

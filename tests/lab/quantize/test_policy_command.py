@@ -37,7 +37,7 @@ def test_a_policy_becomes_a_checkpoint_with_a_report(tmp_path: Path):
         ("demo-flow", ["--loss", "actions"], "loss: actions counts the rows that give action tokens"),
     ],
 )
-def test_options_of_another_kind_of_model_are_refused(model: str, options: list[str], named: str, tmp_path: Path):
+def test_options_of_another_kind_of_model_are_rejected(model: str, options: list[str], named: str, tmp_path: Path):
     result = CliRunner().invoke(app, ["quantize", model, "--out", str(tmp_path / "out"), *options])
     assert isinstance(result.exception, ConfigError) and str(result.exception).startswith(named)
     assert not (tmp_path / "out").exists()

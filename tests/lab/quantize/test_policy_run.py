@@ -125,7 +125,7 @@ def logits(served: ServedPolicy, hidden: torch.Tensor) -> torch.Tensor:
     return decoder.logits(decoder.forward(hidden, layout, kv), "prefill")
 
 
-def test_it_loads_with_the_operators_that_serve_by_default(run: tuple[str, Path, Path, QuantisedCheckpoint]):
+def test_the_checkpoint_loads_with_the_default_operators(run: tuple[str, Path, Path, QuantisedCheckpoint]):
     kind, _, out, _ = run
     settings = {} if kind == "openvla" else {"control_rate_hz": 20.0}
     family = open_policy(out.parent / "source").family

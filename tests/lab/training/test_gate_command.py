@@ -81,7 +81,7 @@ def test_a_gate_is_trained_and_the_base_is_not(model: Path, data: Path, tmp_path
     assert (outcome["lines"], outcome["short"], outcome["steps"]) == (12, 1, 3) and outcome["loss"] > 0
 
 
-def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
+def test_a_resumed_run_ends_like_an_uninterrupted_one(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     options = ("--epochs", "2", "--batch-tokens", "200", "--positions", "local", "--seed", "3")
@@ -103,7 +103,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_stopped(
     assert outcome["steps"] > 4 and all(tensor.equal(whole[name]) for name, tensor in parted.items())
 
 
-def test_a_run_that_is_done_goes_no_further_unless_begun_anew(model: Path, data: Path, tmp_path: Path):
+def test_a_run_that_is_done_goes_no_further_unless_started_again(model: Path, data: Path, tmp_path: Path):
     options = ("--steps", "2", "--batch-tokens", "200")
     run(model, data, tmp_path, *options)
     once = load_file(tmp_path / "gate.safetensors")
@@ -120,7 +120,7 @@ def test_a_gate_beside_its_base_leaves_the_fingerprint(model: Path, data: Path, 
     gate_header(both, config, base_fingerprint=base_fingerprint(both)).read(config, torch.float32, CPU)
 
 
-def test_a_gate_that_cannot_be_written_is_told_and_its_training_is_kept(model: Path, data: Path, tmp_path: Path):
+def test_a_gate_that_cannot_be_written_is_reported_and_its_training_is_kept(model: Path, data: Path, tmp_path: Path):
     (tmp_path / "gate.json").mkdir()
     files = [str(model), "--data", str(data), "--out", str(tmp_path), "--device", "cpu", "--steps", "1", *SIZES]
     error = refused(*files)
@@ -148,7 +148,7 @@ def refused(*arguments: str) -> BaseException:
         (["--seed", "99999999999999999999999"], SystemExit, "2"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(
+def test_options_that_do_not_fit_are_rejected(
     model: Path, data: Path, tmp_path: Path, options: list[str], kind: type[BaseException], message: str
 ):
     error = refused(str(model), "--data", str(data), "--out", str(tmp_path / "out"), *SIZES, *options)
@@ -156,7 +156,7 @@ def test_options_that_do_not_fit_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_state_of_other_data_is_refused(model: Path, data: Path, tmp_path: Path):
+def test_a_state_of_other_data_is_rejected(model: Path, data: Path, tmp_path: Path):
     run(model, data, tmp_path / "gate", "--steps", "1")
     other = tmp_path / "other.jsonl"
     other.write_text(data.read_text() * 2)
@@ -164,7 +164,7 @@ def test_a_state_of_other_data_is_refused(model: Path, data: Path, tmp_path: Pat
     assert isinstance(error, ConfigError) and "data is not what it was" in str(error)
 
 
-def test_a_state_of_other_options_is_refused_by_their_names(model: Path, data: Path, tmp_path: Path):
+def test_a_state_of_other_options_is_rejected_by_their_names(model: Path, data: Path, tmp_path: Path):
     files = ["--data", str(data), "--out", str(tmp_path)]
     run(model, data, tmp_path, "--steps", "1")
     error = refused(str(model), *files, *SIZES, "--segment", "15", "--batch-tokens", "99", "--steps", "2")
@@ -174,7 +174,7 @@ def test_a_state_of_other_options_is_refused_by_their_names(model: Path, data: P
     assert "after 1 step: already finished, --no-resume begins anew" in done.stdout
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(tmp_path: Path):
+def test_a_folder_that_cannot_be_written_to_is_rejected_before_the_data_is_read(tmp_path: Path):
     file = tmp_path / "file"
     file.touch()
     for out in (file, file / "gate"):
@@ -182,12 +182,12 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_the_data_is_read(t
         assert isinstance(error, ConfigError) and str(error) == f"out: {file} is not a folder that can be written to"
 
 
-def test_a_folder_that_is_no_chat_model_is_refused(data: Path, tmp_path: Path):
+def test_a_folder_that_is_no_chat_model_is_rejected(data: Path, tmp_path: Path):
     error = refused(str(tmp_path), "--data", str(data), "--out", str(tmp_path / "out"))
     assert isinstance(error, CheckpointError) and "config.json" in str(error)
 
 
-def test_a_model_that_a_gate_cannot_serve_is_refused_before_training(data: Path, tmp_path: Path):
+def test_a_model_that_a_gate_cannot_serve_is_rejected_before_training(data: Path, tmp_path: Path):
     write_chat_checkpoint(tmp_path / "model", "qwen2_5_vl")
     error = refused(str(tmp_path / "model"), "--data", str(data), "--out", str(tmp_path / "out"), *SIZES)
     assert isinstance(error, CheckpointError) and "its positions have 3 parts, those of a gate's base one" in str(error)

@@ -47,7 +47,7 @@ def learned_text(text: ModelText, example: Example) -> str:
     return text.tokenizer.decode(ids, special=True)
 
 
-def test_of_messages_only_answers_are_learned(text: ModelText):
+def test_only_answers_of_messages_are_learned(text: ModelText):
     example = text.example({"messages": CHAT})
     assert learned_text(text, example) == "1<|im_end|>22<|im_end|>"
     whole = text.tokenizer.decode(example.ids, special=True)
@@ -56,7 +56,7 @@ def test_of_messages_only_answers_are_learned(text: ModelText):
     assert example.learned[example.known] and not example.learned[example.known - 1]
 
 
-def test_of_a_text_every_token_is_learned(text: ModelText):
+def test_every_token_of_a_text_is_learned(text: ModelText):
     example = text.example({"text": LONG})
     assert learned_text(text, example) == LONG and example.known == len(example.ids)
 
@@ -89,7 +89,7 @@ def test_messages_need_a_chat_template(text: ModelText, tmp_path: Path):
         GateData([path], ModelText(text.tokenizer, None, text.stop_ids), RULES)
 
 
-def test_a_template_that_rewrites_earlier_answers_is_refused(text: ModelText, tmp_path: Path):
+def test_a_template_that_rewrites_earlier_answers_is_rejected(text: ModelText, tmp_path: Path):
     forgetful = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     path = write_lines(tmp_path / "some.jsonl", {"messages": CHAT})
     with pytest.raises(
@@ -98,7 +98,7 @@ def test_a_template_that_rewrites_earlier_answers_is_refused(text: ModelText, tm
         GateData([path], ModelText(text.tokenizer, ChatTemplate(forgetful, {}), text.stop_ids), RULES)
 
 
-def test_a_missing_file_and_texts_that_teach_nothing_are_refused(text: ModelText, tmp_path: Path):
+def test_a_missing_file_and_texts_that_teach_nothing_are_rejected(text: ModelText, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"data: .*none\.jsonl cannot be read"):
         GateData([tmp_path / "none.jsonl"], text, RULES)
     path = write_lines(tmp_path / "short.jsonl", {"text": "short"}, {"text": "shorter"})

@@ -137,7 +137,7 @@ def test_a_resumed_run_gives_the_gate_of_a_run_without_a_pause(base: PlainBase, 
         (GatePlan(steps=6), {"lr": "0.005", "sink": "3"}, r"\(sink is 3, was not stated; steps is 6, was 1\)"),
     ],
 )
-def test_a_state_of_another_run_is_refused(
+def test_a_state_of_another_run_is_rejected(
     base: PlainBase, tmp_path: Path, plan: GatePlan, settings: dict[str, str], message: str
 ):
     state = tmp_path / "state.safetensors"
@@ -168,7 +168,7 @@ def test_a_run_that_is_stopped_keeps_its_state(base: PlainBase, tmp_path: Path, 
     assert rest.learner.done_steps == 5 and rest.last_loss is not None
 
 
-def test_a_second_signal_acts_at_once(base: PlainBase, tmp_path: Path):
+def test_a_second_signal_ends_the_run_at_once(base: PlainBase, tmp_path: Path):
     trainer = trainer_of(base, GatePlan(steps=5))
 
     def signalled() -> tuple[float, str]:
@@ -273,7 +273,7 @@ def test_groups_hold_every_learned_token_that_a_gate_reaches(
         assert torch.equal(group.ids[group.texts, reached + group.places] + 1, group.targets)
 
 
-def test_a_plain_text_is_learned_behind_its_first_segment():
+def test_a_plain_text_is_learned_after_its_first_segment():
     (group,) = grouped([Example.plain(range(20)), Example.plain(range(9))], RULES, CPU)
     assert group.segments == 3 and group.targets.tolist() == list(range(8, 20))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.training.gate.gate_files import write_gate
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole_texts import Whole, run_whole
+from edgeflow.lab.training.gate.whole_texts import WholeTextRun, run_whole_texts
 from edgeflow.lab.verify.gate_streaming import GateMemory, GatePass, StreamingTwin
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
@@ -45,11 +45,11 @@ def drawn_ids(count: int) -> list[int]:
     return torch.randint(50, (count,), generator=torch.Generator().manual_seed(count)).tolist()
 
 
-def at_once(base: PlainBase, gate: MemoryGate, ids: list[int]) -> Whole:
-    return run_whole(base, gate, torch.tensor([ids]), gate.rules.segments(len(ids)), watch=True)
+def at_once(base: PlainBase, gate: MemoryGate, ids: list[int]) -> WholeTextRun:
+    return run_whole_texts(base, gate, torch.tensor([ids]), gate.rules.segments(len(ids)), watch=True)
 
 
-def assert_same_state(twin: StreamingTwin, last: GatePass, whole: Whole, base: PlainBase) -> None:
+def assert_same_state(twin: StreamingTwin, last: GatePass, whole: WholeTextRun, base: PlainBase) -> None:
     """The last pass and the memory, streamed and at once."""
     rows = torch.cat((whole.plain, whole.gated), 1)[0, -len(last.hidden) :]
     torch.testing.assert_close(rows, last.hidden, rtol=0, atol=TOLERANCE)
@@ -160,11 +160,11 @@ def test_texts_side_by_side_are_texts_alone():
     config, rules = CONFIGS["biases"], GateRules(sink=3, window=2, segment=5)
     base, gate = random_base(config), random_gate(config, rules)
     ids = torch.tensor(drawn_ids(3 * 28)).view(3, 28)
-    whole = run_whole(base, gate, ids, 3)
+    whole = run_whole_texts(base, gate, ids, 3)
     for row, one in enumerate(ids):
-        alone = run_whole(base, gate, one[None], 3)
+        alone = run_whole_texts(base, gate, one[None], 3)
         torch.testing.assert_close(whole.gated[row], alone.gated[0], rtol=0, atol=1e-5)
-    padded = run_whole(base, gate, torch.cat((ids, torch.zeros(3, 4, dtype=torch.long)), 1), 3)
+    padded = run_whole_texts(base, gate, torch.cat((ids, torch.zeros(3, 4, dtype=torch.long)), 1), 3)
     torch.testing.assert_close(padded.gated[:, :-4], whole.gated, rtol=0, atol=1e-5)
 
 
@@ -174,7 +174,7 @@ def test_rows_that_are_not_needed_are_left_out(needed: int, skipped: int):
     config, rules = CONFIGS["grouped"], GateRules(sink=3, window=2, segment=5)
     base, gate = random_base(config), random_gate(config, rules)
     ids = torch.tensor(drawn_ids(2 * 25)).view(2, 25)
-    whole, part = run_whole(base, gate, ids, 3), run_whole(base, gate, ids, 3, needed=needed)
+    whole, part = run_whole_texts(base, gate, ids, 3), run_whole_texts(base, gate, ids, 3, needed=needed)
     assert (whole.skipped, part.skipped) == (0, skipped)
     torch.testing.assert_close(part.gated, whole.gated[:, skipped:], rtol=0, atol=1e-6)
 
@@ -191,7 +191,7 @@ def test_gradients_are_those_of_small_changes(first_segment: str, checkpointing:
         names = list(gate.layers[0].tensors())
         layers = (dict(zip(names, tensors[index : index + 5], strict=True)) for index in range(0, len(tensors), 5))
         own = replace(gate, layers=tuple(replace(gate.layers[0], **layer) for layer in layers))
-        return (run_whole(base, own, ids, 4, checkpointing=checkpointing).gated @ mark).sin().sum()
+        return (run_whole_texts(base, own, ids, 4, checkpointing=checkpointing).gated @ mark).sin().sum()
 
     gradients = torch.autograd.grad(loss(*parameters), parameters)
     assert all(gradient.abs().max() > 0 for gradient in gradients)
@@ -259,7 +259,7 @@ def test_the_twins_run_on_the_device_of_the_base(tmp_path: Path):
             gate = gate_header(tmp_path, base.config).read(base.config, torch.float32, device)
             twin = StreamingTwin(base, gate)
             twin.prefill(ids)
-            rows = run_whole(base, gate, torch.tensor([ids], device=device), 3).gated
+            rows = run_whole_texts(base, gate, torch.tensor([ids], device=device), 3).gated
             found.append([twin.step(7).logits.cpu(), twin.memories[-1].sums.cpu(), rows.cpu()])
     for mine, own in zip(*found, strict=True):
         torch.testing.assert_close(mine, own, rtol=1e-5, atol=1e-5)
@@ -267,8 +267,8 @@ def test_the_twins_run_on_the_device_of_the_base(tmp_path: Path):
 
 @settings(max_examples=10)
 @given(st.integers(0, 30))
-def test_segments_that_do_not_fit_are_refused(missing: int):
+def test_segments_that_do_not_fit_are_rejected(missing: int):
     rules = GateRules(sink=2, window=3, segment=4)
     base = random_base(CONFIGS["grouped"])
     with pytest.raises(ValueError, match=f"8 segments do not fit into {34 - missing} tokens"):
-        run_whole(base, random_gate(CONFIGS["grouped"], rules), torch.zeros(1, 34 - missing, dtype=torch.long), 8)
+        run_whole_texts(base, random_gate(CONFIGS["grouped"], rules), torch.zeros(1, 34 - missing, dtype=torch.long), 8)

@@ -110,7 +110,7 @@ def test_cases_that_one_implementation_must_serve_get_one(work, of_few, of_many,
     assert [each.key.shape_sig for each in found] == ["m=4|f=8", "m=64|f=8"]
 
 
-def test_what_served_stays_where_nothing_is_faster(work):
+def test_the_current_choice_stays_if_nothing_is_faster(work):
     quick = Implementation(op_name="swiglu", impl_id="quick", function=work.quick)
     (found,) = tuner(work, quick, default="quick").tune_together([CASE])
     assert (found.impl_id, found.params, found.us) == ("quick", {}, found.default_us)
@@ -129,7 +129,7 @@ def test_a_key_holds_all_that_is_known(work):
     )
 
 
-def test_check_complains_of_what_is_wrong_or_slower(work):
+def test_check_reports_wrong_and_slower_choices(work):
     quick = Implementation(op_name="swiglu", impl_id="quick", function=work.quick)
     checked = tuner(work, quick, Implementation(op_name="swiglu", impl_id="wrong", function=wrong), default="quick")
     assert checked.check(CASE, "quick", {}).complaint == ""
@@ -269,5 +269,5 @@ def test_times_order_calls_and_count_one_call(work):
     assert times == {"short": pytest.approx(100), "long": pytest.approx(5000)}
 
 
-def test_a_clock_of_its_own_goes_on():
+def test_a_clock_of_a_trial_advances():
     assert median_us({"any": lambda: torch.ones(1000).exp()}, CPU, samples=3)["any"] > 0

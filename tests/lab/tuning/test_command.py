@@ -27,7 +27,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_ops_says_what_serves_and_why():
+def test_ops_shows_each_choice_and_the_reason():
     lines = json.loads(run("ops", "--model", "openvla-7b", "--hardware", "cuda_sm75", "--json"))
     norm = next(line for line in lines if line["op_name"] == "rms_norm")
     assert (norm["impl_id"], norm["why"]) == ("fused", "built in: everywhere")
@@ -40,7 +40,7 @@ def test_ops_shows_a_table():
     assert "slots_in_place" in run("ops", "--hardware", "cpu")
 
 
-def test_ops_says_what_an_overlay_names_in_vain(tmp_path):
+def test_ops_lists_unused_entries_of_an_overlay(tmp_path):
     """The example row of EdgeFM's table 1, and rows that no call of the model is meant by."""
     row = {"model_name": "qwen2_5", "hw_profile": "cuda_sm80", "op_kind": "linear", "layer_role": "fused_qkv"}
     row |= {"stage": "decode", "shape_sig": "m=1|in_features=1536|...", "impl_id": "cublasLt"}
@@ -63,7 +63,7 @@ def test_ops_says_what_an_overlay_names_in_vain(tmp_path):
     assert mine == {("prefill", "gemm")} and over == {("qkv", "decode")}
 
 
-def test_ops_does_not_complain_of_entries_that_serve(tmp_path):
+def test_ops_lists_no_entries_that_are_used(tmp_path):
     """Entries of the vision towers, and of the last layer over a prompt's last row."""
     single = {"stage": "prefill", "shape_sig": "m=1"}
     entries = [
@@ -83,7 +83,7 @@ def test_ops_does_not_complain_of_entries_that_serve(tmp_path):
     assert "layer_role=qkv" in " ".join(run(*ops).split())
 
 
-def test_tune_writes_goes_on_and_is_served(checkpoint, tmp_path):
+def test_tune_writes_an_overlay_resumes_and_is_served(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")
     first = json.loads(run(*arguments, "--out", str(out), "--json"))
@@ -118,7 +118,7 @@ def test_a_file_without_the_format_of_weights_is_not_measured_again_and_can_be_c
     assert not [each for each in verdicts if each["complaint"].startswith("no problem")]
 
 
-def test_tune_refuses_the_file_of_another_model(checkpoint, tmp_path):
+def test_tune_rejects_the_file_of_another_model(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     run("tune", "--model", str(checkpoint), "--rows", "2", "--samples", "1", "--device", "cpu", "--out", str(out))
     tune = ("tune", "--model", str(checkpoint), "--samples", "1", "--device", "cpu", "--out", str(out))
@@ -133,14 +133,14 @@ def test_tune_refuses_the_file_of_another_model(checkpoint, tmp_path):
         run(*tune, "--rows", "2", "--model", "demo-chat")
 
 
-def test_tune_refuses_a_file_that_it_did_not_write(checkpoint, tmp_path):
+def test_tune_rejects_a_file_that_it_did_not_write(checkpoint, tmp_path):
     out = tmp_path / "mine.json"
     out.write_text("{}")
     with pytest.raises(ConfigError, match=r"was not written by `edgeflow tune`: name another file with --out"):
         run("tune", "--model", str(checkpoint), "--rows", "2", "--device", "cpu", "--out", str(out))
 
 
-def test_regress_complains_of_a_choice_that_is_slower(checkpoint, tmp_path):
+def test_regress_reports_a_slower_choice(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     arguments = ("--model", str(checkpoint), "--rows", "60", "--samples", "3", "--device", "cpu", "--out", str(out))
     overlay = json.loads(run("tune", *arguments, "--json"))
@@ -154,14 +154,14 @@ def test_regress_complains_of_a_choice_that_is_slower(checkpoint, tmp_path):
     assert result.exit_code == 1 and verdict["complaint"].startswith("slower than the default")
 
 
-def test_regress_refuses_what_was_not_tuned(tmp_path):
+def test_regress_rejects_what_was_not_tuned(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text("{}")
     with pytest.raises(ConfigError, match="was not written by `edgeflow tune`"):
         run("tune", "--regress", "--device", "cpu", "--out", str(path))
 
 
-def test_an_unknown_model_is_told():
+def test_an_unknown_model_is_reported():
     with pytest.raises(
         ConfigError, match=r"not a directory or one of openvla-7b, .*, demo, demo-flow, demo-chat, nor a"
     ):
@@ -182,7 +182,7 @@ def test_the_head_of_a_policy_stays_in_floats(model):
         run("ops", "--model", model, "--head", "int8", "--hardware", "cpu")
 
 
-def test_a_head_that_nothing_serves_on_a_device_is_refused(checkpoint, tmp_path, monkeypatch):
+def test_a_head_that_nothing_serves_on_a_device_is_rejected(checkpoint, tmp_path, monkeypatch):
     ops = ("ops", "--model", "qwen2.5-0.5b", "--head", "int8", "--hardware")
     run(*ops, "cpu")
     told = r"^head: int8: no operator serves such a head on cuda; use float"

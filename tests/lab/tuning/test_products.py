@@ -90,7 +90,7 @@ def write_chat(folder: Path, *, tied: bool) -> Path:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_of_a_chat_model(tied: bool, tmp_path: Path):
+def test_problems_of_a_chat_model(tied: bool, tmp_path: Path):
     chat = write_chat(tmp_path, tied=tied)
     for head in ("float", "int8"):
         found = tuned(chat, head)
@@ -99,7 +99,7 @@ def test_of_a_chat_model(tied: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize("query_rank", [None, 32])
-def test_of_a_model_with_latents(query_rank: int | None, tmp_path: Path):
+def test_problems_of_a_model_with_latents(query_rank: int | None, tmp_path: Path):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_hidden_layers": 2}
     sizes |= {"first_k_dense_replace": 2, "kv_lora_rank": 32, "v_head_dim": 8, "q_lora_rank": query_rank}
     write_chat_checkpoint(tmp_path / "source", "deepseek_v2", **sizes)
@@ -130,7 +130,7 @@ def first_layer_of_pi0(folder: Path) -> tuple[Path, str, list[str]]:
 
 
 @pytest.mark.parametrize("write", [openvla, smolvla, first_layer_of_pi0])
-def test_of_a_policy(write, tmp_path: Path):
+def test_problems_of_a_policy(write, tmp_path: Path):
     source, decoder, kept = write(tmp_path)
     four, floats = quantised_copies(source, tmp_path, decoder, kept)
     for directory in (four, floats):
@@ -242,7 +242,7 @@ def test_a_model_that_is_served_in_bfloat16_is_tuned_in_it(tmp_path: Path):
     assert load_chat(load_config(None, changes), lambda *_: None) is not None
 
 
-def test_ops_says_that_an_overlay_would_be_refused(tmp_path: Path):
+def test_ops_says_that_an_overlay_would_be_rejected(tmp_path: Path):
     chat, out = write_chat(tmp_path, tied=True), tmp_path / "tuned.json"
     ops = ["ops", "--model", str(chat), "--rows", str(ROWS), "--head", "int8", "--hardware", "cpu", "--overlay"]
     write_begun(out, chat, "reference", "reference")
@@ -259,6 +259,6 @@ def test_ops_says_that_an_overlay_would_be_refused(tmp_path: Path):
     ("head", "message"),
     [("fp8", "head: must be float or int8, got 'fp8'"), ("int8", "head: int8: is for chat models, and .* openvla$")],
 )
-def test_a_head_that_is_not_served_is_refused(head: str, message: str, tmp_path: Path):
+def test_a_head_that_is_not_served_is_rejected(head: str, message: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=message):
         model_shape(str(openvla(tmp_path)[0]), ROWS, head)

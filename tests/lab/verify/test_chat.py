@@ -18,7 +18,7 @@ from edgeflow.contract import KVName
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.lab.verify.chat import check_best, verify_chat, verify_kv
 from edgeflow.lab.verify.chat_bundle import read_chat_bundle
-from edgeflow.lab.verify.chat_modes import Ways
+from edgeflow.lab.verify.chat_modes import ChatModes
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.comparison import exact_float32
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -133,7 +133,7 @@ def test_a_right_bundle_passes(bundle: Path):
     assert {row["mode"] for row in rows} == {"prompt", *MODES}
 
 
-def test_modes_of_control_policies_are_refused(bundle: Path):
+def test_modes_of_control_policies_are_rejected(bundle: Path):
     with pytest.raises(ConfigError, match="qwen2 is not a control policy"):
         verify_checkpoint(bundle, [Mode.SERIAL], lambda *_: None)
 
@@ -189,7 +189,7 @@ def test_a_wrong_expected_logit_is_found(bundle: Path):
         ("expected.safetensors", None, "expected.safetensors"),
     ],
 )
-def test_what_is_no_bundle_is_told(bundle: Path, name: str, content: str | None, message: str):
+def test_a_directory_that_is_not_a_bundle_is_reported(bundle: Path, name: str, content: str | None, message: str):
     (bundle / name).unlink()
     if content is not None:
         (bundle / name).write_text(content)
@@ -198,7 +198,7 @@ def test_what_is_no_bundle_is_told(bundle: Path, name: str, content: str | None,
 
 
 @pytest.mark.parametrize(("kv", "share"), [("int8", 144 / 384), ("fp8", 144 / 384), ("int4", 166 / 384)])
-def test_the_cost_of_a_kv_format_is_told(bundle: Path, kv: str, share: float):
+def test_the_cost_of_a_kv_format_is_reported(bundle: Path, kv: str, share: float):
     """3 layers, keys and values, 2 heads of 8 numbers; with scales or grids, and what a slot of 512 has once."""
     result = CliRunner().invoke(app, ["verify", str(bundle), "--kv", kv, "--json"])
     rows = {(row["mode"], row["quantity"]): row for row in json.loads(result.stdout)}
@@ -209,7 +209,7 @@ def test_the_cost_of_a_kv_format_is_told(bundle: Path, kv: str, share: float):
     assert rows[f"{kv} KV", "mean logit error"]["deviation"] > 0
 
 
-def test_what_keeps_no_tokens_in_slots_has_no_kv_format(tmp_path: Path):
+def test_policies_without_slots_have_no_kv_format(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"type": "act"}')
     with pytest.raises(ConfigError, match="kv: policies of the family act keep no tokens in KV slots"):
         verify_checkpoint(tmp_path, [], lambda *_: None, kv="int8")
@@ -217,8 +217,10 @@ def test_what_keeps_no_tokens_in_slots_has_no_kv_format(tmp_path: Path):
 
 def test_every_tensor_is_on_the_device_that_is_named(bundle: Path, monkeypatch: pytest.MonkeyPatch):
     """On an emulated device, where an operation over tensors of two devices fails as it does on CUDA."""
-    every = Ways.all
-    monkeypatch.setattr(Ways, "all", lambda ways: {name: every(ways)[name] for name in ("alone", "prefix, copied")})
+    every = ChatModes.all
+    monkeypatch.setattr(
+        ChatModes, "all", lambda ways: {name: every(ways)[name] for name in ("alone", "prefix, copied")}
+    )
     with other_device() as device, exact_float32(OTHER):
         results = verify_chat(bundle, device=OTHER)
     assert {mode for mode, _ in results} == {"prompt", "alone", "prefix, copied"} and len(device.computed) > 100

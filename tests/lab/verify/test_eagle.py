@@ -252,7 +252,7 @@ REFUSED: list[tuple[Edit, str]] = [
 
 
 @pytest.mark.parametrize("edit, message", REFUSED, ids=[message for _, message in REFUSED])
-def test_an_entry_that_cannot_be_read_is_refused(small: Path, tmp_path: Path, edit: Edit, message: str):
+def test_an_entry_that_cannot_be_read_is_rejected(small: Path, tmp_path: Path, edit: Edit, message: str):
     with pytest.raises(CheckpointError, match=message):
         prepare(edited(small, tmp_path, edit))
 
@@ -270,12 +270,12 @@ FEATURE, SEEN = f"case1.step1.{FEATURES}", f"case1.step1.{MASK}"
         (FEATURE, torch.full((1, 1, 72), torch.nan), "must be finite floating-point numbers"),
     ],
 )
-def test_a_tensor_that_fits_no_tree_is_refused(small: Path, tmp_path: Path, name: str, tensor: Tensor, message: str):
+def test_a_tensor_that_fits_no_tree_is_rejected(small: Path, tmp_path: Path, name: str, tensor: Tensor, message: str):
     with pytest.raises(CheckpointError, match=message):
         prepare(with_tensors(small, tmp_path, lambda tensors: tensors.update({name: tensor})))
 
 
-def test_missing_files_are_refused(small: Path, tmp_path: Path):
+def test_missing_files_are_rejected(small: Path, tmp_path: Path):
     folder = copied(small, tmp_path)
     (folder / "expected.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has no expected\.safetensors"):
@@ -316,6 +316,6 @@ def test_the_table_has_a_row_for_each_way_and_for_what_is_off(small: Path, tmp_p
         ([], {"overlay": Path("x.json"), "family": "openvla"}, "operators, family"),
     ],
 )
-def test_options_are_refused(small: Path, modes: list[Mode], options: dict[str, Any], told: str):
+def test_options_are_rejected(small: Path, modes: list[Mode], options: dict[str, Any], told: str):
     with pytest.raises(ConfigError, match=f"^{told}: a bundle of an EAGLE-3 head is checked as it is, in float32: "):
         verify_checkpoint(small, modes, lambda *_: None, **options)

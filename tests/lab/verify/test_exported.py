@@ -55,7 +55,7 @@ def test_a_flow_policy_agrees_in_both_modes(tmp_path: Path):
 
 
 @pytest.mark.oracle("smolvla-tiny")
-def test_prompts_longer_than_every_bucket_are_told(tmp_path: Path):
+def test_prompts_longer_than_every_bucket_are_reported(tmp_path: Path):
     folder = exported(FLOW, tmp_path / "artifact", ExportShapes(text=(4,)))
     with pytest.raises(ConfigError, match=r"was exported for prompts of 4 tokens; the recordings have up to .*--text"):
         verified(FLOW, folder)
@@ -85,7 +85,7 @@ def test_another_precision_is_named_and_not_judged(chat: Path):
 
 
 @pytest.mark.oracle("qwen2-tiny")
-def test_an_artifact_of_another_checkpoint_is_refused(tmp_path: Path):
+def test_an_artifact_of_another_checkpoint_is_rejected(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"was exported from the checkpoint [0-9a-f]{16}…, and .* is [0-9a-f]{16}…"):
         verified(CHAT, another(tmp_path))
     with pytest.raises(ConfigError, match=r"has no artifact\.json"):

@@ -177,7 +177,7 @@ def test_a_changed_entry_is_found(tmp_path: Path, edit: Callable[[dict[str, Any]
         (lambda case: case.update(without_memory=3), "without_memory must be an object"),
     ],
 )
-def test_a_case_that_cannot_be_read_is_refused(tmp_path: Path, edit: Callable[[dict[str, Any]], object], message: str):
+def test_a_case_that_cannot_be_read_is_rejected(tmp_path: Path, edit: Callable[[dict[str, Any]], object], message: str):
     with pytest.raises(CheckpointError, match=message):
         verify_twins(edited_bundle(tmp_path, edit, ["threshold"]))
 

@@ -70,6 +70,6 @@ def test_every_way_gives_the_tokens_of_transformers(bundle: Path):
     assert FEATURE_TOLERANCE <= 1e-4
 
 
-def test_another_format_for_latents_is_refused_with_the_reason(bundle: Path):
+def test_another_format_for_latents_is_rejected_with_the_reason(bundle: Path):
     with pytest.raises(ConfigError, match=r"kv: int8 is for keys and values of heads, .* one latent row per position"):
         verify_checkpoint(bundle, [], lambda *_: None, kv="int8")

@@ -30,14 +30,14 @@ def test_verify_agrees(name: str):
     assert result.exit_code == 0 and "comparisons agree" in result.stdout
 
 
-def test_they_are_small():
+def test_recorded_cases_are_small():
     sizes = {path.name: sum(file.stat().st_size for file in path.rglob("*")) for path in RECORDED.iterdir()}
     assert set(sizes) == {"README.md", "wire", *FOLDERS}
     assert max(sizes.values()) <= 4_000_000 and sum(sizes.values()) <= 15_000_000
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=FOLDERS)
-def test_they_are_cut_from_the_whole_bundles(command: list[str], tmp_path: Path):
+def test_recorded_cases_are_cut_from_whole_bundles(command: list[str], tmp_path: Path):
     script, source, target, *cases = command
     whole = ORACLES / Path(source).name
     if not whole.is_dir():
@@ -47,7 +47,7 @@ def test_they_are_cut_from_the_whole_bundles(command: list[str], tmp_path: Path)
     assert filecmp.cmpfiles(ROOT / target, tmp_path / "cut", files, shallow=False) == (files, [], [])
 
 
-def test_an_unknown_case_is_refused(tmp_path: Path):
+def test_an_unknown_case_is_rejected(tmp_path: Path):
     script = ROOT / "scripts" / "cut-bundle"
     command = [sys.executable, script, RECORDED / "pi0", tmp_path / "cut", "case0", "case7"]
     done = subprocess.run(command, capture_output=True, text=True)

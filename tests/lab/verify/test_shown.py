@@ -27,7 +27,7 @@ def gate_bundle(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_of_a_gate_each_mode_has_a_row_and_one_for_each_comparison_that_is_off(gate_bundle: Path):
+def test_a_gate_has_a_row_per_mode_and_one_per_failed_comparison(gate_bundle: Path):
     assert shown(gate_bundle, RESULTS) == [
         ("one", OFF),
         ("one", CheckResult("b", "hidden, the worst of 3", 1e-3, 2e-3)),
@@ -36,7 +36,7 @@ def test_of_a_gate_each_mode_has_a_row_and_one_for_each_comparison_that_is_off(g
     ]
 
 
-def test_of_other_bundles_everything_is_shown(tmp_path: Path):
+def test_other_bundles_show_every_comparison(tmp_path: Path):
     assert shown(tmp_path, RESULTS) == RESULTS
 
 
@@ -47,7 +47,7 @@ def test_two_costs_are_not_measured_at_once(tmp_path: Path):
         verify_checkpoint(tmp_path, [], lambda *_: None, kv="int4", weights="fp8")
 
 
-def test_only_options_that_were_given_are_refused(gate_bundle: Path):
+def test_only_options_that_were_given_are_rejected(gate_bundle: Path):
     for options, told in (({"kv": "int8"}, "kv: a bundle"), ({"kv": "int8", "weights": "fp8"}, "kv, weights: a")):
         with pytest.raises(ConfigError, match=f"^{told}"):
             verify_checkpoint(gate_bundle, [], lambda *_: None, **options)

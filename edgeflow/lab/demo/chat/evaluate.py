@@ -33,7 +33,7 @@ _CHUNK, _MAX_ANSWER, _MAX_TURNS = 512, 160, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class GradedAnswer:
     """A question with the expected and the given answer."""
 
     topic: str
@@ -50,7 +50,7 @@ class Graded:
 class ChatReport:
     """All questions of an evaluation."""
 
-    graded: tuple[Graded, ...]
+    graded: tuple[GradedAnswer, ...]
 
     @property
     def share(self) -> float:
@@ -58,7 +58,7 @@ class ChatReport:
         return sum(each.right for each in self.graded) / len(self.graded)
 
     @property
-    def wrong(self) -> list[Graded]:
+    def wrong(self) -> list[GradedAnswer]:
         return [each for each in self.graded if not each.right]
 
     def topics(self) -> dict[str, tuple[int, int]]:
@@ -97,14 +97,14 @@ def held_out_dialogs(questions: int, seed: str = HELD_OUT_SEED) -> Iterator[Dial
         yield dialog
 
 
-def grade(answer: Callable[[list[dict[str, str]]], str], dialog: Dialog) -> Iterator[Graded]:
+def grade(answer: Callable[[list[dict[str, str]]], str], dialog: Dialog) -> Iterator[GradedAnswer]:
     """Ask all turns in order; the conversation continues from the answers that the model gave."""
-    said: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
+    messages: list[dict[str, Any]] = [{"role": "system", "content": dialog.opening}] if dialog.opening else []
     for index, turn in enumerate(dialog.turns):
-        said.append({"role": "user", "content": dialog.asked(index)})
-        given = answer(said)
-        said.append({"role": "assistant", "content": given})
-        yield Graded(turn.topic, dialog.asked(index), turn.answer, given)
+        messages.append({"role": "user", "content": dialog.asked(index)})
+        given = answer(messages)
+        messages.append({"role": "assistant", "content": given})
+        yield GradedAnswer(turn.topic, dialog.asked(index), turn.answer, given)
 
 
 def evaluate_chat(
@@ -119,7 +119,7 @@ def evaluate_chat(
     """Grade the model of a checkpoint directory. progress: called with the number of questions asked so far. kv,
     drafts: as in `Answerer`."""
     answer = Answerer(load_chat_model(folder, dtype, torch.device("cpu")), kv=kv, drafts=drafts)
-    graded: list[Graded] = []
+    graded: list[GradedAnswer] = []
     for dialog in held_out_dialogs(questions, seed):
         graded += grade(answer, dialog)
         progress(len(graded))

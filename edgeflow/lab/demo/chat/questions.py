@@ -47,11 +47,11 @@ def _thing(state: RobotState, name: str) -> SceneObject | None:
     return next((thing for thing in state.things if thing.name == name), None)
 
 
-def _of_thing(tell: Callable[[SceneObject], str]) -> Callable[[RobotState, StateSource], FilledPhrasing | None]:
+def _of_thing(text_of: Callable[[SceneObject], str]) -> Callable[[RobotState, StateSource], FilledPhrasing | None]:
     def find(state: RobotState, source: StateSource) -> FilledPhrasing | None:
         name = _name(state, source)
         thing = _thing(state, name)
-        return FilledPhrasing(name, tell(thing) if thing else f"There is no {name} in the state.")
+        return FilledPhrasing(name, text_of(thing) if thing else f"There is no {name} in the state.")
 
     return find
 
@@ -108,13 +108,13 @@ def _yes(right: bool) -> str:
 
 
 def _item(
-    item: str, tell: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
+    item: str, text_of: Callable[[RobotState], str], subject: Callable[[StateSource], str] = lambda _: ""
 ) -> Callable[[RobotState, StateSource], FilledPhrasing]:
     """A topic that one item of the report answers; the item may be missing."""
 
     def find(state: RobotState, source: StateSource) -> FilledPhrasing:
         missing = f"The state does not give the {item}."
-        return FilledPhrasing(subject(source), missing if item in state.silent else tell(state))
+        return FilledPhrasing(subject(source), missing if item in state.silent else text_of(state))
 
     return find
 

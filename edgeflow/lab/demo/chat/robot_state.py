@@ -122,8 +122,8 @@ class StateSource:
         return replace(state, silent=frozenset(rng.sample(OPTIONAL_ITEMS, rng.randint(1, 2))))
 
     def _things(self, pose: Point, count: int) -> tuple[SceneObject, ...]:
-        """Generate objects of distinct colours; sometimes of only two shapes, so that only the colour tells them
-        apart.
+        """Generate objects of distinct colours; sometimes of only two shapes, so that only the colour identifies
+        them.
         """
         shapes = self.rng.sample(SHAPES, 2) if self.rng.random() < 0.4 else SHAPES
         colours = self.rng.sample(COLOURS, count)

@@ -84,10 +84,10 @@ def held_out(text: str) -> bool:
 
 def corpus() -> list[str]:
     """Texts whose words the tokenizer should contain."""
-    told = [*ABOUT_ITSELF, REFUSAL, NO_STATE]
+    answers = [*ABOUT_ITSELF, REFUSAL, NO_STATE]
     asked = [text for texts in ABOUT_ITSELF.values() for text in texts]
     others = [_OPENINGS[index % len(_OPENINGS)].format(subject) for index, subject in enumerate(_SUBJECTS)]
-    return [*told * 20, *asked * 3, *SYSTEMS * 3, *_OTHER, *others]
+    return [*answers * 20, *asked * 3, *SYSTEMS * 3, *_OTHER, *others]
 
 
 class SmallTalk:

@@ -1,8 +1,8 @@
 """Section: the policy through plain `transformers`, one frame at a time.
 
-Our vision towers and projector run eagerly, then `LlamaForCausalLM.generate` answers K tokens greedily from the
-embedded prompt. The published model's code does the same with a frame, and its towers are no faster. The weights are
-those of the other sections, so the tokens can be compared with our serial ones.
+edgeflow's vision towers and projector run eagerly, then `LlamaForCausalLM.generate` answers K tokens greedily from the
+embedded prompt. The published model's code processes a frame in the same way, and its towers are no faster. The
+weights are those of the other sections, so the tokens can be compared with edgeflow's serial ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PREFIX = "language_model."
 
 
 def baseline(setting: SectionSetting) -> Found:
-    """Median over frames, after one that warms up; at least FEWEST, more while half of the time is left."""
+    """Median over frames after one warm-up frame; at least FEWEST frames, more while half of the time is left."""
     size = setting.size
     llama = _llama(setting, size)
     policy = policy_of(setting, size, table=built_in_table())
     frames = random_frames(size, policy, max(FEWEST, setting.frames // 4))
     run = _DecodeFrame(setting, size, policy, llama)
     run(frames[0])
-    half_s = setting.left_s / 2  # the rest is for our own tokens
+    half_s = setting.left_s / 2  # the rest is for edgeflow's own tokens
     seconds: list[float] = []
     ids: list[list[int]] = []
     for frame in frames:

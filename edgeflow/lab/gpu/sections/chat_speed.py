@@ -26,16 +26,16 @@ from edgeflow.models.chat import ChatModel
 
 REQUESTS = 5
 PREFILL_CHUNK, SMALL_CHUNK = 256, 16
-UNEVEN = 1000  # rows that leave something after their whole chunks
-GROWTH = 2.0  # what a model may take longer than the one before it
-TOKENS = DECODE_STEPS + 1  # the first comes with the prefill
+UNEVEN = 1000  # rows that leave a remainder after their whole chunks
+GROWTH = 2.0  # the most time that a model may take relative to the one before it
+TOKENS = DECODE_STEPS + 1  # the first token comes with the prefill
 GREEDY = SamplingParams(max_tokens=TOKENS)
 SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, seed=1)
-"""as Qwen2.5's instruction-tuned checkpoints ask for"""
+"""The sampling that Qwen2.5's instruction-tuned checkpoints ask for."""
 
 
 def chat(setting: SectionSetting) -> Found:
-    """A row per model and prompt length; models for which the time does not suffice are named."""
+    """A row per model and prompt length; models without enough time are listed."""
     rows: list[Found] = []
     found: Found = {"chunk": _chunk(setting), "requests": rows}
     last_s = 0.0
@@ -46,7 +46,7 @@ def chat(setting: SectionSetting) -> Found:
         started = monotonic()
         for row in _rows(setting, name):
             rows.append(row)
-            setting.tell(found)
+            setting.publish(found)
         setting.release()
         last_s = monotonic() - started
     return found
@@ -93,7 +93,7 @@ def _rows(setting: SectionSetting, name: str) -> Iterator[Found]:
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """Requests with prompts of `rows` ids, one after the other, in chunks of at most `chunk` rows."""
+    """Requests with prompts of `rows` ids, one after another, in chunks of at most `chunk` rows."""
 
     engine: ChatEngine
     rows: int
@@ -122,7 +122,7 @@ def _shares(setting: SectionSetting, model: ChatModel, prompt: int, prefill_s: f
 
 
 def _paper(setting: SectionSetting, name: str, prompt: int, row: Found) -> Found:
-    """EdgeFM's times beside edgeflow's: a prefill, and as many steps as the paper has."""
+    """EdgeFM's times next to edgeflow's: a prefill, and as many steps as in the paper."""
     scaled = scaled_ms(name, prompt, setting.measured.bandwidth) if setting.measured else None
     if scaled is None:
         return {}

@@ -1,10 +1,10 @@
 """Section: answers with verified drafts, in the shapes of Qwen2.5-7B and of an EAGLE-3 head for it.
 
-With random weights a head is never right, so it is imposed how many tokens each verification accepts: the head runs
-in full, its time counts, and known next tokens replace its drafts on the device: in a chain, or on the longest path of
-a fixed tree. They come from an answer of the same engine, since with ties a pass of several rows may choose another
-token than a pass of one. `base alone` verifies as many rows as a tree has without a head. Floors count the weights of
-the base and of each forward of the head, and the base's keys and values.
+A head with random weights is never right, so the number of tokens that each verification accepts is imposed: the head
+runs in full, its time counts, and known next tokens replace its drafts on the device, in a chain or on the longest
+path of a fixed tree. They come from an answer of the same engine, since with ties a pass of several rows may choose
+another token than a pass of one. `base alone` verifies as many rows as a tree has, without a head. Floors count the
+weights of the base and of each forward of the head, and the base's keys and values.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from edgeflow.scheduler.plan import DraftForm
 
 MODEL = "qwen2.5-7b"
 SETTLED = (2, 3, 4)
-"""Tokens of each verification."""
+"""Verified tokens per pass, for each measurement."""
 PATH = 3
 """Drafts on the longest path of the fixed tree; all others follow the root."""
 ALIKE = 3
-"""Most answers until two are alike."""
+"""Attempts until two answers are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ SMALL = DraftSpeedSizes(prompt=16, tokens=25, vocabulary=40, tree=TreeSizes(rows
 
 
 def drafts(setting: SectionSetting) -> Found:
-    """A row without drafts, and for each way of drafting one per number of tokens that verifications accept."""
+    """A row without drafts, and for each way of drafting one row per number of tokens that verifications accept."""
     sizes, name = (SMALL, TINY) if setting.small else (WHOLE, MODEL)
     table = setting.table(name)
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=table)
@@ -85,13 +85,13 @@ def drafts(setting: SectionSetting) -> Found:
             continue
         for row in _Way(setting, model, sizes, kind).rows():
             rows.append({"drafts": way, **row, "against none": row["tokens/s"] / (rows or [row])[0]["tokens/s"]})
-            setting.tell(found)
+            setting.publish(found)
         setting.release()
     return found
 
 
 class _Way:
-    """One engine, whose requests are all alike."""
+    """One engine, whose requests are all equal."""
 
     def __init__(
         self, setting: SectionSetting, model: ChatModel, sizes: DraftSpeedSizes, kind: DraftKind | None
@@ -104,7 +104,7 @@ class _Way:
         places = sizes.prompt + sizes.tokens + most
         self._answer = torch.zeros(places + most, dtype=torch.long, device=model.device)
         self._settled = torch.ones((), dtype=torch.long, device=model.device)
-        imposed = None if kind is None else Imposed(kind, self._answer, self._settled, model.config.vocab_size)
+        imposed = None if kind is None else ImposedDrafts(kind, self._answer, self._settled, model.config.vocab_size)
         kv = model.decoder.kv_slots(1 + setting.graphs, places)
         self._engine = ChatEngine(model, kv, drafts=imposed, chunk=sizes.prompt, graphs=setting.graphs)
         self._engine.row_permille = 0  # every tree is verified
@@ -120,7 +120,7 @@ class _Way:
             yield row | self._shares(seconds / passes)
 
     def _know(self) -> None:
-        """Answer until the tokens are those that are known."""
+        """Repeat the answer until its tokens are the known ones."""
         known: list[int] = []
         for _ in range(ALIKE):
             request, _, _ = self._timed()
@@ -131,7 +131,7 @@ class _Way:
             self._answer[: len(ids)] = ids
 
     def _timed(self) -> tuple[Generation, float, int]:
-        """A request, the seconds after its first token, and the passes in these."""
+        """A request, the seconds after its first token, and the number of passes in them."""
         params = SamplingParams(max_tokens=self._sizes.tokens)
         request, stamps = random_request(self._engine, self._sizes.prompt, params), list[float]()
         for sampled in generate(self._engine, request, self._sizes.prompt):
@@ -140,7 +140,7 @@ class _Way:
         return request, stamps[-1] - stamps[0], len(stamps) - 1
 
     def _shares(self, pass_s: float) -> Found:
-        """The bytes of a pass, as a share of what a copy moves in its time."""
+        """Bytes of a pass, relative to what a copy moves in the same time."""
         if self._setting.measured is None:
             return {}
         text, rows = self._model.config, 1 if self._kind is None else self._kind.rows
@@ -148,24 +148,26 @@ class _Way:
         moved = linear_work(text, spans * rows).bytes + attention_work(text, spans).bytes
         if isinstance(self._kind, Eagle):
             config, sizes = self._kind.head.config, self._kind.tree or chain_of(self._kind.depth)
-            features = config.feature_width * config.text.hidden_size  # read once, all other weights in each forward
+            features = (
+                config.feature_width * config.text.hidden_size
+            )  # read once; all other weights are read in each forward
             moved += NUMBER_BYTES * (features + (1 + sizes.depth) * (config.parameters - features))
         return {"share of copy bandwidth": moved / pass_s / self._setting.measured.bandwidth}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Imposed:
-    """The kind `within`, whose drafts are replaced."""
+class ImposedDrafts:
+    """The kind `within`, with its drafts replaced."""
 
     within: DraftKind
     answer: Tensor
-    """[T]: the tokens of a sequence, prompt included."""
+    """[T]: the tokens of a sequence, including the prompt."""
     tokens: Tensor
-    """[]: how many each verification accepts, at most PATH + 1. Both int64, on the device; a recording reads them
-    anew.
+    """[]: how many tokens each verification accepts, at most PATH + 1. Both are int64 on the device, so that a
+    recorded pass reads new values.
     """
     vocabulary: int
-    """V of the model."""
+    """V, the model's vocabulary size."""
 
     @property
     def name(self) -> str:
@@ -184,9 +186,9 @@ class Imposed:
 
 
 class _ImposedDrafter:
-    """Runs the drafter `within`, then writes over what it drafted."""
+    """Runs the drafter `within`, then overwrites its drafts."""
 
-    def __init__(self, kind: Imposed, within: Drafter, state: SlotState) -> None:
+    def __init__(self, kind: ImposedDrafts, within: Drafter, state: SlotState) -> None:
         self._kind = kind
         self._within = within
         self._state = state
@@ -224,7 +226,9 @@ class _ImposedDrafter:
 
 
 def head_config(base: LlamaConfig, *, tokens: int) -> Eagle3Config:
-    """The head of a Qwen2.5 as SpecForge trains it: a layer of its base, with `tokens` in its vocabulary."""
+    """The head of a Qwen2.5 as SpecForge trains it: one layer like those of its base, with `tokens` in its
+    vocabulary.
+    """
     text = replace(base, num_hidden_layers=1, tie_word_embeddings=False, attention_bias=False)
     layers = base.num_hidden_layers
     return Eagle3Config(

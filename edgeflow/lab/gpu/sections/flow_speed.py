@@ -27,11 +27,11 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 
 ROBOTS = (1, 2, 4)
-SERIAL = 4  # frames whose passes are timed one by one, behind one that warms up
+SERIAL = 4  # frames whose passes are timed one by one, after one warm-up frame
 
 
 def flow_policies(setting: SectionSetting) -> Found:
-    """Milliseconds of each kind of pass and chunks per second, against their floors."""
+    """Milliseconds of each kind of pass and chunks per second, with their floors."""
     found: Found = {"policies": []}
     for shape in TINY if setting.small else PUBLISHED:
         if setting.left_s < 0:
@@ -40,7 +40,7 @@ def flow_policies(setting: SectionSetting) -> Found:
         engine = flow_engine_of(shape, setting, max(ROBOTS))
         for row in _rows(setting, shape, engine, found):
             found["policies"].append({"policy": shape.name, "rows of a prefix": shape.prefix, **row})
-            setting.tell(found)
+            setting.publish(found)
         del engine
         setting.release()
     return found
@@ -82,8 +82,9 @@ def _row(name: str, ms: float, chunks: int, floor_ms: float | None) -> Found:
 
 @torch.inference_mode()
 def serial_ms(engine: FlowEngine, frames: Sequence[FlowFrame]) -> tuple[float, float, float]:
-    """Milliseconds of a prefix and of a step, each waited for, and of a chunk whose passes are launched ahead: medians
-    over frames, without the first."""
+    """Milliseconds of a prefix and of a step, each awaited, and of a chunk whose passes are launched ahead: medians
+    over frames, without the first.
+    """
     passes = engine.policy.program().passes
     times = [end for end, _ in flow_passes(engine, 1, [frames], Mode.SERIAL, ahead=0)]
     starts = range(passes, len(times), passes)

@@ -1,4 +1,4 @@
-"""Section: frames preprocessed on the device, compared with the host's to the bit, and the time that each way takes."""
+"""Section: frames preprocessed on the device: equal to the host's to the bit, and how long each way takes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TOWERS = (
 
 
 def frames(setting: SectionSetting) -> Found:
-    """A row per camera size, of random frames as OpenVLA takes them, plain and cropped; OffError where one differs."""
+    """A row per camera size, of random frames as OpenVLA receives them, plain and cropped; OffError if one differs."""
     rows: list[Found] = []
     generator = np.random.default_rng(0)
     for height, width in SMALL_CAMERAS if setting.small else CAMERAS:
@@ -40,7 +40,7 @@ def frames(setting: SectionSetting) -> Found:
 
 
 def _compared(setting: SectionSetting, config: ImageConfig, image: NDArray[np.uint8]) -> Found:
-    """Milliseconds until pixel values are on the device, and of the host's part where they are made there."""
+    """Milliseconds until the pixel values are on the device, and of the host's part if they are computed there."""
     on_host, on_device = Preprocessor(config), DevicePreprocessor(config, setting.device)
 
     def hosts() -> Tensor:

@@ -1,6 +1,6 @@
-"""Section: projections in 4 bits. Are they right, how much of the bandwidth does a row reach, what does a pass cost?
+"""Section: projections in 4 bits: their correctness, the bandwidth that a row reaches, and the cost of a pass.
 
-Weights are random codes in groups of 128, as the published AWQ checkpoints of this size have them.
+Weights are random codes in groups of 128, as in the published AWQ checkpoints of this size.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edgeflow.models.chat import ChatModel
 from edgeflow.scheduler.session import Shift
 
 SAMPLES = 9
-CALLS = 24  # of a sample at least: a projection takes less time than a launch
+CALLS = 24  # least duration of a sample: a projection takes less time than a launch
 GROUP, SMALL_GROUP = 128, 32
 CHAT, PROMPT, SMALL_PROMPT = "qwen2.5-7b", 256, 16
 STEPS = 32
@@ -45,18 +45,20 @@ WARM_UP = 4
 
 @torch.inference_mode()
 def int4(setting: SectionSetting) -> Found:
-    """Each projection for one row and for a packed pass, then a pipeline and a chat request. OffError where products
-    deviate, or replayed tokens differ from launched ones."""
+    """Each projection for one row and for a packed pass, then a pipeline and a chat request.
+
+    OffError if products deviate, or if replayed tokens differ from launched ones.
+    """
     projections: list[Found] = []
     found: Found = {"group": _group(setting), "projections": projections}
     for row in _projections(setting):
         projections.append(row)
-        setting.tell(found)
+        setting.publish(found)
     found["models"] = [_model_row(setting, name, projections) for name in _models(setting)]
     if off := [row for row in projections if not row["ok"]]:
         raise OffError(f"{len(off)} of {len(projections)} projections in 4 bits deviate", found)
     found |= _pipeline(setting) if setting.left_s > 0 else {LEFT_OUT: ["pipeline"]}
-    setting.tell(found)
+    setting.publish(found)
     setting.release()
     if setting.left_s > 0:
         found |= _chat(setting)
@@ -93,8 +95,9 @@ def _projections(setting: SectionSetting) -> Iterator[Found]:
 def _measured(
     setting: SectionSetting, table: OperatorTable, record: Record | None, case: TrialCase, plain: TrialCase
 ) -> Found:
-    """The implementation that serves a projection here, its deviation from the reference, and its time; and the time
-    of a float weight."""
+    """The implementation that serves a projection here, its deviation from the reference, and its time; also the time
+    of a float weight.
+    """
     device, dtype = setting.device, setting.dtype
     choice = _choice(setting, table, case)
     reference = table.implementation("linear", REFERENCE).load()
@@ -118,7 +121,7 @@ def _choice(setting: SectionSetting, table: OperatorTable, case: TrialCase) -> C
 
 
 def _us(setting: SectionSetting, case: TrialCase, choice: Choice, record: Record | None) -> float:
-    """Microseconds of a call whose weight lies in memory, replayed where passes are."""
+    """Microseconds of a call whose weight is not cached, replayed if passes are."""
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
     calls = [problem.given_to(choice.load()) for problem in ring]
     rounds = -(-CALLS // len(calls))
@@ -172,7 +175,7 @@ def _chat(setting: SectionSetting) -> Found:
 
 
 def _answer(model: ChatModel, prompt: int, *, graphs: bool) -> tuple[list[int], float]:
-    """The tokens of a greedy answer, and seconds per token once it is going."""
+    """The tokens of a greedy answer, and seconds per token after the first."""
     engine = ChatEngine(model, model.decoder.kv_slots(1 + graphs, prompt + STEPS), chunk=prompt, graphs=graphs)
     greedy = SamplingParams(max_tokens=STEPS)
     request = random_request(engine, prompt, greedy)

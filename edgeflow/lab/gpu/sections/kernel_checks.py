@@ -1,4 +1,4 @@
-"""Section: every implementation against its reference on this device, on small problems and on those of the model."""
+"""Section: every implementation against its reference on this device, on small problems and on the model's problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-PROCESSES = 8  # Triton compiles for seconds a kernel and dtype
+PROCESSES = 8  # Triton compiles for seconds per kernel and dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class CheckShare:
 
 
 def kernels(setting: SectionSetting) -> Found:
-    """OffError names what deviates; a part that an error of the device ended is reported too."""
+    """Check everything in parts. OffError names what deviates; a part that a device error ended is reported too."""
     count = min(PROCESSES, max(1, (os.cpu_count() or 1) // 2)) if setting.cuda else 1
     parts = [
         CheckShare(
@@ -68,7 +68,7 @@ def kernels(setting: SectionSetting) -> Found:
                 rows, late = rows + done, late + missed
             except Exception as error:
                 broken.append({"part": "of the checks", "error": f"{type(error).__name__}: {error}"[:300]})
-            setting.tell({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
+            setting.publish({"checks": len(rows), "off": [row for row in rows if not row["ok"]]})
     return _found(rows, broken, late)
 
 
@@ -94,7 +94,9 @@ def model_shape(text: LlamaConfig, rows: int, stages: int, family: str = "llama"
 
 @torch.inference_mode()
 def checks(part: CheckShare) -> tuple[list[Found], list[str]]:
-    """Rows of the model's own problems in its dtype, then of the small ones in all; operators that time cut short."""
+    """Rows for the model's own problems in its dtype, then for the small ones in all dtypes; and the operators for
+    which there was no time.
+    """
     table, device = built_in_table(), torch.device(part.device)
     problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
     small = [case for name in table.operators for weight in (FLOAT, AWQ) for case in small_cases(name, weight=weight)]
@@ -108,7 +110,7 @@ def checks(part: CheckShare) -> tuple[list[Found], list[str]]:
 
 
 def _checks(table: OperatorTable, case: TrialCase, device: torch.device, dtype: torch.dtype) -> list[Found]:
-    """Each implementation against the reference; one that does not compile or run is a result, not an end."""
+    """Each implementation against the reference; one that fails to compile or run is reported as such."""
     stage, shape_sig = case.signed()
     expected = ReferenceOutputs.of(case, table.implementation(case.op_name, REFERENCE, case.kv).load(), device, dtype)
     rows: list[Found] = []
@@ -125,8 +127,8 @@ def _checks(table: OperatorTable, case: TrialCase, device: torch.device, dtype: 
             off = expected.deviation(candidate.load())
             rows.append(row | {"deviation": off, "ok": off <= allowed})
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"[:300]
-            rows.append(row | {"deviation": None, "ok": False, "error": told})
+            error_text = f"{type(error).__name__}: {error}"[:300]
+            rows.append(row | {"deviation": None, "ok": False, "error": error_text})
     return rows
 
 

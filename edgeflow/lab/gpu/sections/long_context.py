@@ -1,4 +1,4 @@
-"""Section: decode steps of a chat with a long context, with keys and values in each format that the device has."""
+"""Section: decode steps of a chat with a long context, with keys and values in each format that the device supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ WARM_UP = 4
 
 
 def long_context(setting: SectionSetting) -> Found:
-    """Median milliseconds per step. The context is not computed: a step's time does not depend on what it reads."""
+    """Median milliseconds per step. The context is not computed: a step's time does not depend on the
+    values it reads.
+    """
     name = TINY if setting.small else MODEL
     model = random_chat(CHAT_SIZES[name], setting.device, setting.dtype, table=setting.table(name))
     rows: list[Found] = []
@@ -37,7 +39,7 @@ def long_context(setting: SectionSetting) -> Found:
             kv = model.decoder.kv_slots(1 + setting.graphs, context + STEPS + WARM_UP, kv_format)
             row = {"model": name, "context": context, "KV": kind, "KV MiB": kv.nbytes / 2**20}
             rows.append(row | {"ms/step": 1e3 * _step_s(setting, model, kv, context)})
-            setting.tell(found)
+            setting.publish(found)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Section: every implementation that may serve here, timed on the policy's passes and on long contexts."""
+"""Section: every implementation that can serve here, timed on the policy's passes and on long contexts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edgeflow.lab.trials.model_cases import model_cases
 SAMPLES = 9
 CONTEXTS = (2048, 8192, 32768)
 SMALL_CONTEXTS = (64,)
-LONG_HEADS = Heads(28, 4, 128)  # of Qwen2.5 7B
+LONG_HEADS = Heads(28, 4, 128)  # rows and heads of Qwen2.5 7B
 SMALL_HEADS = Heads(4, 2, 16)
 MEASURED = ("packed_attention", "rms_norm", "add_rms_norm", "rope_write_kv", "swiglu", "greedy")
 
 
 @torch.inference_mode()
 def operators(setting: SectionSetting) -> Found:
-    """Microseconds per call; for long contexts also the share of the copy bandwidth that reading the KV reaches."""
+    """Microseconds per call; for long contexts also the share of the copy bandwidth at which the KV is read."""
     table = built_in_table()
     rows: list[Found] = []
     found: Found = {"operators": rows}
@@ -37,7 +37,7 @@ def operators(setting: SectionSetting) -> Found:
             found.setdefault(LEFT_OUT, []).append(" ".join((case.op_name, *case.signed())))
             continue
         rows += _times(setting, table, case, kv_bytes)
-        setting.tell(found)
+        setting.publish(found)
     return found
 
 
@@ -56,7 +56,7 @@ def _long(setting: SectionSetting) -> Iterator[tuple[TrialCase, int]]:
 
 
 def _times(setting: SectionSetting, table: OperatorTable, case: TrialCase, kv_bytes: int) -> list[Found]:
-    """A candidate that fails to run is reported, and the others are timed. Weights, keys and values lie in memory."""
+    """A candidate that fails is reported, and the others are timed. Weights, keys and values are not cached."""
     stage, shape_sig = case.signed()
     context = OperatorKey(op_name=case.op_name, stage=stage, weight=case.weight, shape_sig=shape_sig)
     ring = case.ring(setting.device, setting.dtype, last_level_cache(setting.device))
@@ -75,7 +75,7 @@ def _times(setting: SectionSetting, table: OperatorTable, case: TrialCase, kv_by
         try:
             call = rotating([problem.given_to(candidate.load()) for problem in ring])
             row["µs"] = median_us({"call": call}, setting.device, SAMPLES)["call"]
-        except Exception as error:  # whatever a compiler or a device says
+        except Exception as error:  # any error of a compiler or a device
             row["error"] = f"{type(error).__name__}: {error}"[:200]
         if kv_bytes and setting.measured and "µs" in row:
             row["share of copy bandwidth"] = kv_bytes / (row["µs"] * 1e-6) / setting.measured.bandwidth

@@ -1,6 +1,7 @@
-"""Sections: frames per second of a policy. Systems are timed in turns, after a run of each that compiles and records.
+"""Sections: frames per second of a policy.
 
-A system for which the time does not suffice is left out, and so are rounds after the first.
+Systems are timed in turns, after one run of each that compiles and records. A system without enough time is left out,
+and so are rounds after the first.
 """
 
 from __future__ import annotations
@@ -33,10 +34,9 @@ Systems = Mapping[str, Callable[[], float]]
 
 
 def policy(setting: SectionSetting) -> Found:
-    """Serial, pipelined with both shifts, speculative, and the naive pipe; with graphs and without.
+    """Serial, pipelined with both shifts, speculative, and the naive pipeline; with graphs and without.
 
-    With random weights drafts are right only by chance, so that `speculative` shows the cost of its
-    passes, not their number.
+    With random weights drafts are right only by chance: `speculative` shows the cost of its passes, not their number.
     """
     size = setting.size
     model = policy_of(setting, size)
@@ -82,7 +82,7 @@ def fp8(setting: SectionSetting) -> Found:
 
 
 def ways(setting: SectionSetting) -> tuple[bool, ...]:
-    """The values of `graphs` to measure: with graphs first, where the device has them."""
+    """The values of `graphs` to measure: with graphs first, if the device has them."""
     return (True, False) if setting.graphs else (False,)
 
 
@@ -101,12 +101,12 @@ def _serial(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[[], f
 
 
 def pipelined(engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift) -> Callable[[], float]:
-    """A run that gives frames per second of a pipeline."""
+    """A run that returns frames per second of a pipeline."""
     return lambda: frames_per_s(engine, Mode.PIPELINED, shift, frames)
 
 
 def _speculative(engine: PolicyEngine, frames: list[PreparedFrame]) -> Callable[[], float]:
-    """Passes per second, each of which takes a frame."""
+    """Passes per second, each of which receives a new frame."""
     return lambda: passes_per_s(engine, Mode.SPECULATIVE, frames)
 
 
@@ -124,12 +124,12 @@ def timed(setting: SectionSetting, size: PolicySize, systems: Systems) -> Found:
         round_s = monotonic() - started
         fps = {name: median(each[name] for each in rounds) for name in kept}
         found |= {"rounds": len(rounds), "systems": [_row(setting, size, name, fps[name], rounds) for name in kept]}
-        setting.tell(found)
+        setting.publish(found)
     return found
 
 
 def _warmed(setting: SectionSetting, systems: Systems) -> Systems:
-    """The systems, the first ones first, that have run once and leave time for a round."""
+    """The first systems that have run once and leave time for a round."""
     started = monotonic()
     kept: dict[str, Callable[[], float]] = {}
     for name, run in systems.items():
@@ -141,7 +141,7 @@ def _warmed(setting: SectionSetting, systems: Systems) -> Systems:
 
 
 def _row(setting: SectionSetting, size: PolicySize, name: str, fps: float, rounds: list[dict[str, float]]) -> Found:
-    """One system; the floor is that of the model's dtype. There is none yet for passes with drafts."""
+    """One system; the floor is that of the model's dtype. Passes with drafts have none."""
     rates = [each[name] for each in rounds]
     row = {"system": name, "frames/s": fps, "ms/frame": 1e3 / fps, "least": min(rates), "most": max(rates)}
     if setting.measured is None or name in OTHER_WEIGHTS or name.startswith("speculative"):

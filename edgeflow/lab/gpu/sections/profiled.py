@@ -25,13 +25,13 @@ from edgeflow.scheduler.plan import Pass, Ref
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 
-STEADY = 6  # frames besides those that fill the pipe
+STEADY = 6  # frames in addition to those that fill the pipeline
 MOST_BYTES = 5 << 20
 TRACE = "pipelined-trace.json.gz"
 PASS = "edgeflow pass"
 CALLS = ("cuda_runtime", "cuda_driver")
 WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-WAITS = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync waits only where memory is pageable, which its own time tells
+WAITS = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync waits only if memory is pageable, which its duration shows
 LONGEST_COPY_US = 200.0
 CLASSES = {
     "GEMM": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "cublas", "splitk", "scaled_mm"),
@@ -43,7 +43,7 @@ CLASSES = {
     "quantisation": ("_quantise",),
     "copy": ("memcpy", "memset", "copy", "cat", "index", "gather", "scatter"),
 }
-"""Parts of kernels' names, edgeflow's and the libraries', in lower case; the first class that has one."""
+"""Parts of kernels' names, edgeflow's and the libraries', in lower case; the first matching class counts."""
 Event = Mapping[str, Any]
 
 
@@ -106,7 +106,7 @@ def analysed(events: Iterable[Event], skipped: int) -> Found:
 
 
 def waits(calls: Iterable[Event], passes: Sequence[Interval]) -> list[Found]:
-    """Calls by which the host waits for the device, begun inside a pass, by name."""
+    """Calls by which the host waits for the device, started inside a pass, by name."""
     counts: dict[str, int] = {}
     for call in calls:
         inside = any(mark.start <= call["ts"] < mark.end for mark in passes)
@@ -142,13 +142,13 @@ def class_of(name: str) -> str:
 
 
 def _device_work(mark: Interval, calls: Sequence[Event], work: Sequence[Event]) -> list[Event]:
-    """The device's work that the calls inside a pass have launched."""
+    """The device's work that was launched by the calls inside a pass."""
     launched = {_correlation(call) for call in calls if mark.start <= call["ts"] < mark.end} - {None}
     return [event for event in work if _correlation(event) in launched]
 
 
 def _busy(spans: Sequence[Interval]) -> Found:
-    """The busy share of the time from the first to the last, and its gaps; kernels that overlap count once."""
+    """The busy share of the time from the first to the last kernel, and its gaps; overlapping kernels count once."""
     if not spans:
         return {}
     busy, gaps = 0.0, []

@@ -1,4 +1,6 @@
-"""Section: what `edgeflow verify` compares, on this device, for every recorded checkpoint of a folder (--bundles)."""
+"""Section: the comparisons of `edgeflow verify` on this device, for every recorded checkpoint of a folder
+(--bundles).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from edgeflow_client.errors import EdgeflowError
 
 
 def verify(setting: SectionSetting) -> Found:
-    """A row per bundle; OffError where one differs, or where none could be checked."""
+    """A row per bundle; OffError if one differs, or if none could be checked."""
     if setting.bundles is None:
         raise SkipError("no folder of recorded checkpoints is given: --bundles")
     bundles = sorted(path.parent for path in setting.bundles.glob("**/cases.json"))
@@ -24,7 +26,7 @@ def verify(setting: SectionSetting) -> Found:
             found.setdefault(LEFT_OUT, []).append(name)
             continue
         found["bundles"].append({"bundle": name, **_checked(setting, bundle)})
-        setting.tell(found)
+        setting.publish(found)
     if off := [row["bundle"] for row in found["bundles"] if row["result"] == "differs"]:
         raise OffError(f"{', '.join(off)}: differs from the recorded outputs", found)
     if LEFT_OUT not in found and all(row["result"] == "not checked" for row in found["bundles"]):
@@ -33,7 +35,7 @@ def verify(setting: SectionSetting) -> Found:
 
 
 def _checked(setting: SectionSetting, bundle: Path) -> Found:
-    """One bundle; "not checked" where it is of a family that is not verified, or cannot be read."""
+    """One bundle; "not checked" if its family cannot be verified, or if it cannot be read."""
     try:
         from edgeflow.lab.verify.checkpoint import verify_checkpoint
     except ImportError as error:

@@ -1,7 +1,7 @@
 """Section: the service end to end: `edgeflow serve`, the load test in its modes, and one question to its chat model.
 
 The policy has random weights and about 560 MB (the embedded one in the suite's own tests); the chat model is the
-embedded one. Rates and ages stand beside what the service forecast for each mode when it became ready.
+embedded one. Rates and ages are listed next to the service's forecast for each mode.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ IMPORTED = (
     *("fastapi", "grpc", "grpc_health", "grpc_reflection", "jinja2", "llguidance", "msgpack", "prometheus_client"),
     *("pydantic", "rich", "simplejpeg", "typer", "uvicorn"),
 )
-"""Packages that the commands import beyond torch, numpy, Pillow, safetensors and tokenizers."""
+"""Packages that the commands import in addition to torch, numpy, Pillow, safetensors and tokenizers."""
 LOADS = (("serial", 0.0), ("pipelined", 0.0), ("auto", 0.8), ("pipelined", 0.8), ("serial", 0.8))
-"""Modes, each with its share of the mode's own highest rate at which frames come; 0: as fast as they are answered."""
+"""Modes, and the frame rate of each relative to the mode's highest; 0: as fast as frames are answered."""
 SMALL_LOADS = LOADS[:3]
-WINDOW = {"serial": 1, "pipelined": 8}  # frames under way in the closed loop: K + 1 keep the pipe full
-PERIOD = "control_period_s=2ms"  # declared in the closed loop, so that no rate limit is met
+WINDOW = {"serial": 1, "pipelined": 8}  # frames in flight in the closed loop: K + 1 keep the pipeline full
+PERIOD = "control_period_s=2ms"  # declared in the closed loop, so that no rate limit applies
 LONGEST_S, SHORTEST_S = 4.0, 1.0  # of counting
-BESIDES_S = 3.0  # of a load test: its start, its warm-up, the last answers
+BESIDES_S = 3.0  # duration of a load test besides: its start, its warm-up, the last answers
 STOP_S = 10.0
 QUESTION = "Where is the handle?"
 
 
 def service(setting: SectionSetting) -> Found:
-    """OffError where the service does not start, answer or end as it should."""
+    """Run the service. OffError if it does not start, answer or end as it should."""
     if lacking := [name for name in IMPORTED if find_spec(name) is None]:
         raise SkipError(f"this Python lacks {', '.join(lacking)}: see scripts/gpu-wheels and --wheels")
     found: Found = {}
@@ -61,7 +61,7 @@ def _serve_and_load(setting: SectionSetting, folder: Path, found: Found) -> None
         found |= {"policy": ready["model"], "device": ready["device"], "chat": ready["chat"], "start s": start_s}
         names = ("mode", "frames/s", "mean age ms")
         found |= {"foretold": [dict(zip(names, each, strict=True)) for each in ready["forecasts"]], "loads": []}
-        setting.tell(found)
+        setting.publish(found)
         found |= _asked(ready["http_port"], setting.left_s)
         _load(setting, ready, found)
 
@@ -74,7 +74,7 @@ def _checkpoint(setting: SectionSetting, folder: Path) -> Path:
 
 @contextmanager
 def _serving(setting: SectionSetting, model: str, folder: Path) -> Iterator[tuple[Found, float]]:
-    """Starts a separate service: its output when ready, and the seconds until then. Its exit is checked too."""
+    """Start a separate service; yield its output when ready, and the seconds until then. Its exit is checked too."""
     config = {
         "model": model,
         "device": setting.device.type,
@@ -114,13 +114,13 @@ def _ready(setting: SectionSetting, process: Popen[bytes], log: Path) -> Found:
 
 
 def _step(log: Path) -> str:
-    """The progress of the service's start, by its last status."""
+    """The progress of the service's start, from its last status."""
     states = [json.loads(line) for line in log.read_text().splitlines() if '"phase": ' in line]
     return f"; it was at: {states[-1]['phase']}, {states[-1]['step']}" if states else ""
 
 
 def _stopped(process: Popen[bytes]) -> int | None:
-    """The exit code after SIGTERM; None where it did not end."""
+    """The exit code after SIGTERM; None if it did not end."""
     process.send_signal(signal.SIGTERM)
     try:
         return process.wait(STOP_S)
@@ -150,13 +150,13 @@ def _asked(port: int, timeout_s: float) -> Found:
 
 
 def _last_line(text: str) -> str:
-    """The last line of a command's errors, which says what is wrong."""
+    """The last line of a command's errors, which names the problem."""
     lines = text.strip().splitlines()
     return lines[-1].removeprefix("edgeflow: ")[:300] if lines else ""
 
 
 def _load(setting: SectionSetting, ready: Found, found: Found) -> None:
-    """A row per load, the first ones first; those for which the time does not suffice are named."""
+    """A row per load, in order; loads without enough time are listed."""
     highest: dict[str, float] = {}
     besides_s = BESIDES_S
     loads = SMALL_LOADS if setting.small else LOADS
@@ -174,16 +174,16 @@ def _load(setting: SectionSetting, ready: Found, found: Found) -> None:
             highest[mode] = row["frames/s"]
             row |= {"foretold frames/s": foretold[mode]["frames/s"]}
         found["loads"].append(row)
-        setting.tell(found)
+        setting.publish(found)
 
 
 def _rate(mode: str, share: float, highest: dict[str, float]) -> float | None:
-    """Frames per second of a load; 0 for the closed loop, None where the rate that it is a share of is not known."""
+    """Frames per second of a load; 0 for the closed loop, None if the rate it is relative to is unknown."""
     return share * highest.get(mode, highest.get("pipelined", 0.0)) or (None if share else 0.0)
 
 
 def _report(setting: SectionSetting, address: str, mode: str, rate: float, seconds: float) -> Found:
-    """The load test's own report; OffError where it could not run or robots were rejected."""
+    """The load test's own report; OffError if it could not run or robots were rejected."""
     plan = [f"pattern.rate_hz={rate:.3f}"] if rate else [f"pattern.window={WINDOW[mode]}", f"session.{PERIOD}"]
     plan += ["warm_up_s=0.5", "ramp_up_s=0.1", f"duration_s={seconds:.2f}", f"session.mode={mode}"]
     options = [word for each in plan for word in ("--set", each)]
@@ -203,8 +203,7 @@ def _report(setting: SectionSetting, address: str, mode: str, rate: float, secon
 
 
 def _row(report: Found, mode: str, rate: float) -> Found:
-    """One row of the table. Forecasts are left out where frames come as fast as they are answered: they are for
-    another rate."""
+    """One row of the table. Forecasts are left out of closed loops: they are for another rate."""
     total, frames = report["total"], report["total"]["frames"]
     (foretold,) = report["predictions"]
     row = {

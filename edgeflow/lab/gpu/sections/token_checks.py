@@ -1,4 +1,4 @@
-"""Section: are tokens the serial ones, pipelined and with drafts, on this device, with graphs and without?"""
+"""Section: tokens of pipelined decoding and of drafts equal the serial ones on this device, with graphs and without."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 
 
 def tokens(setting: SectionSetting) -> Found:
-    """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, logits in the model's own dtype
-    and at its shape, where they may differ by as much as rounding does (engine/control/warmup.py).
+    """Compare with serial decoding without graphs: tokens in float32 at a tiny shape, and logits in the model's own
+    dtype at its shape, where they may differ by as much as rounding does (engine/control/warmup.py).
     """
     tiny = replace(setting, size=SIZES["tiny"], dtype=torch.float32)
     rows = compared(tiny, 3)
-    setting.tell({"tokens that differ": rows})
+    setting.publish({"tokens that differ": rows})
     rows += compared(setting, 2)
     found: Found = {"tokens that differ": rows}
     if any(row["fault"] for row in rows):
@@ -38,7 +38,9 @@ def tokens(setting: SectionSetting) -> Found:
 
 
 def compared(setting: SectionSetting, fills: int) -> list[Found]:
-    """Each way of decoding `fills` full pipes: share of tokens that differ, how far logits are off, and the fault."""
+    """Each way of decoding `fills` full pipelines: share of differing tokens, deviation of logits, and the error, if
+    any.
+    """
     size = setting.size
     policy = policy_of(setting, size, table=_table(setting))
     frames = random_frames(size, policy, fills * size.stages)
@@ -47,7 +49,9 @@ def compared(setting: SectionSetting, fills: int) -> list[Found]:
     rounding = deviations(right, decode_serially(serial, nudged(frames, setting.dtype)))
     rows = []
     for graphs in (False, True) if setting.graphs else (False,):
-        checked = graphs and setting.cuda and setting.small  # that inputs are still there when they are replayed
+        checked = (
+            graphs and setting.cuda and setting.small
+        )  # enough passes to check that inputs are still there when they are replayed
         record = CudaRecord(setting.device, check_inputs=True) if checked else None
         engine = _keeping_logits(engine_of(policy, size, setting, graphs=graphs, record=record))
         ways: dict[str, list[DecodedFrame]] = {}
@@ -58,13 +62,16 @@ def compared(setting: SectionSetting, fills: int) -> list[Found]:
             ways["serial"] = decode_serially(engine, frames)
         for way, found in ways.items():
             row = {"policy": f"{size.name} {named(setting.dtype)}", "way": way, "graphs": graphs}
-            same = [right[each.sampled.frame.seq - 1] for each in found]  # frames that draft may overtake others
+            same = [right[each.sampled.frame.seq - 1] for each in found]  # speculative frames may overtake others
             rows.append(row | _compare(same, found, rounding, setting.dtype))
     return rows
 
 
 def _compare(right: list[DecodedFrame], found: list[DecodedFrame], rounding: Deviations, dtype: torch.dtype) -> Found:
-    """logits off: mean deviation in spreads of a row; by rounding: that of frames moved by one rounding."""
+    """The comparison of two runs.
+
+    logits off: mean deviation in spreads of a row; by rounding: that of frames changed by one rounding.
+    """
     share = differing([each.sampled for each in right], [each.sampled for each in found])
     off = deviations(right, found)
     if dtype == torch.float32:
@@ -80,14 +87,14 @@ def _keeping_logits(engine: PolicyEngine) -> PolicyEngine:
 
 
 def _table(setting: SectionSetting) -> OperatorTable:
-    """In float32 with the attention that a graph can contain in any dtype."""
+    """The operators; in float32 with the attention that a graph can contain in any dtype."""
     if setting.dtype == torch.float32:
         return built_in_table().forcing(packed_attention="masked")
     return setting.table(setting.size.name)
 
 
 def differing(right: list[Answer], other: list[Answer]) -> float:
-    """Share of the tokens that differ; 1 where a number is not finite."""
+    """Share of differing tokens; 1 if a number is not finite."""
     if not all(sampled.finite for sampled in (*right, *other)):
         return 1.0
     pairs = [

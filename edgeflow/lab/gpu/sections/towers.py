@@ -1,6 +1,6 @@
-"""Section: a policy's vision towers, one after the other and both at once, launched anew and replayed.
+"""Section: a policy's vision towers, one after the other and both at once, launched and replayed.
 
-The language model below them has one layer: nothing of it runs here.
+The language model has only one layer, which does not run here.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ Features = Callable[[], list[Tensor]]
 
 @torch.inference_mode()
 def towers(setting: SectionSetting) -> Found:
-    """Milliseconds per frame of each way, and the largest difference of its features from those of one after the other.
-
-    "as served" is what the policy does with a frame.
+    """Milliseconds per frame for each way, and the largest difference of its features from those of one after the
+    other. "as served" is the policy's own way.
     """
     size = replace(setting.size, text=replace(setting.size.text, num_hidden_layers=1))
     policy = policy_of(setting, size)
@@ -44,7 +43,7 @@ def towers(setting: SectionSetting) -> Found:
                 continue
             row = {"way": name, "graphs": graphs}
             found["ways"].append(row | _measured(setting, features, right, graphs=graphs))
-            setting.tell(found)
+            setting.publish(found)
     return found
 
 
@@ -67,7 +66,7 @@ def _tower(policy: OpenVLAPolicy, pixels: Tensor, index: int) -> Tensor:
 
 
 def _measured(setting: SectionSetting, features: Features, right: list[Tensor], *, graphs: bool) -> Found:
-    """One that cannot be recorded, or fails, says so, and the others are timed."""
+    """A way that cannot be recorded, or fails, is reported as such, and the others are timed."""
     run: Callable[[], Any] = features
     try:
         made = features()

@@ -1,4 +1,6 @@
-"""Section: the operator tuner for the policy and the chat models, within a time; later sections use what it finds."""
+"""Section: the operator tuner for the policy and the chat models, within a time limit; later sections use
+its results.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,18 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES
 from edgeflow.lab.trials.model_cases import model_cases
 from edgeflow.lab.tuning.operators import tune
 
-POLICY_SHARE = 0.5  # of the time; the chat models share the rest
+POLICY_SHARE = 0.5  # share of the time; the chat models share the rest
 SAMPLES = 9
 PROMPT = 1024
 SMALL_PROMPT = 16
 
 
 def tune_models(setting: SectionSetting) -> Found:
-    """One overlay per model beside the results; a model whose time is over keeps what was tuned."""
+    """One overlay per model in the results' folder; if a model's time is over, what was tuned is kept."""
     rows: list[Found] = []
     shapes = _shapes(setting)
     for index, (name, shape) in enumerate(shapes.items()):
-        share = POLICY_SHARE if index == 0 else 1 / (len(shapes) - index)  # of what is left
+        share = POLICY_SHARE if index == 0 else 1 / (len(shapes) - index)  # share of the remaining time
         ends = monotonic() + share * setting.left_s
         path = setting.overlay(name)
         path.unlink(missing_ok=True)
@@ -34,7 +36,7 @@ def tune_models(setting: SectionSetting) -> Found:
             report = partial(_stop_after, ends)
             tune(shape, setting.device, setting.dtype, out=path, samples=SAMPLES, report=report)
         rows += _tuned(setting, name)
-        setting.tell({"tuned": rows})
+        setting.publish({"tuned": rows})
     totals = {name: len(model_cases(shape)) for name, shape in shapes.items()}
     done = [{"model": name, "problems": total, "tuned": _count(rows, name)} for name, total in totals.items()]
     return {"models": done, "tuned": rows}
@@ -45,7 +47,7 @@ def _count(rows: list[Found], name: str) -> int:
 
 
 class _TimeOver(Exception):
-    """The time of one model is over."""
+    """The time for one model is over."""
 
 
 def _stop_after(ends: float, problem: str, done: int, total: int) -> None:  # noqa: ARG001 - told before each problem

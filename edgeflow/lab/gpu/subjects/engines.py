@@ -1,4 +1,4 @@
-"""Policies on engines as the service runs them, and how fast frames leave them."""
+"""Policies on engines as the service runs them, and the rate at which they finish frames."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def engine_of(
     kind: type[PolicyEngine] = PolicyEngine,
     record: Record | None = None,
 ) -> PolicyEngine:
-    """An engine with one slot per frame in flight, each of as many positions as in the service.
+    """An engine with one slot per frame in flight, each with as many positions as in the service.
 
-    record: makes the recordings, as CUDA graphs if not given.
+    record: makes the recordings; CUDA graphs by default.
     """
     capacity = size.image_tokens + MAX_PROMPT_TOKENS + size.stages
     table = setting.table(size.name)
@@ -49,7 +49,9 @@ def policy_of(setting: SectionSetting, size: PolicySize, **decoder_options: Any)
 
 
 def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[PreparedFrame]) -> float:
-    """Frames per second with passes launched ahead as the worker does; pipelined: while the pipe is full."""
+    """Frames per second with passes launched ahead as the worker does; for the pipelined mode, while the pipeline is
+    full.
+    """
     stages = engine.policy.K
     finished = finish_times(engine, mode, shift, frames)
     full = finished if mode is Mode.SERIAL else finished[: len(frames) - stages + 1]
@@ -57,7 +59,7 @@ def frames_per_s(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Pr
 
 
 def passes_per_s(engine: PolicyEngine, mode: Mode, frames: list[PreparedFrame]) -> float:
-    """Passes per second with passes launched ahead as the worker does, while each takes a new frame."""
+    """Passes per second with passes launched ahead as the worker does; each receives a new frame."""
     ends = [end for end, _ in _passes(engine, mode, Shift.ROTATE, frames)]
     full = ends[min(engine.policy.K, len(frames) // 2) : len(frames)]
     return (len(full) - 1) / (full[-1] - full[0])
@@ -74,8 +76,11 @@ def _passes(engine: PolicyEngine, mode: Mode, shift: Shift, frames: list[Prepare
 
 
 def passes_of(run: OfflineRun, streams: Sequence[Sequence[Any]], ahead: int) -> Iterator[tuple[float, int]]:
-    """When each pass was collected, and how many frames it finished. A frame is offered as soon as none of its stream
-    waits. ahead: passes that are launched before one is waited for."""
+    """The time at which each pass was collected, and how many frames it finished.
+
+    A frame is offered as soon as no frame of its stream waits. ahead: passes that are launched before the first is
+    awaited.
+    """
     waiting = [deque(enumerate(stream, start=1)) for stream in streams]
     running: deque[Ticket[FrameRef]] = deque()
     while True:

@@ -22,7 +22,7 @@ NUMBER_BYTES = 2
 ZERO_BITS, CODE_BITS, SCALE_BITS = 4, 4, 16
 """Bits of weights in 4 bits, as their kernel reads them (kernels/triton/awq.py)."""
 A800_BANDWIDTH = 2.039e12
-"""bytes per second, from the data sheet of the SXM part; the paper does not say which part it used"""
+"""Bytes per second, from the data sheet of the SXM part; the paper does not say which part it used."""
 DECODE_STEPS = 32
 PREFILL_ROWS = (512, 1024, 2048)
 TIMES_MS = {
@@ -53,12 +53,15 @@ class Ceilings:
     matrix_rate: float
 
     def floor_s(self, work: PassFloor) -> float:
-        """Seconds of the slower of the two: arithmetic or memory."""
+        """Seconds of the slower of arithmetic and memory."""
         return max(work.flops / self.matrix_rate, work.bytes / self.bandwidth)
 
 
 def decoder_work(size: PolicySize, spans: Sequence[Span], group: int = 0) -> PassFloor:
-    """Work of a policy's language model over the rows of a pass. group: G of projections in 4 bits, 0 of floats."""
+    """Work of a policy's language model over the rows of a pass.
+
+    group: G of projections in 4 bits; 0 for floats.
+    """
     return awq_work(size.text, spans, group) if group else text_work(size.text, spans)
 
 
@@ -109,7 +112,7 @@ def vision_work(size: PolicySize) -> PassFloor:
 
 
 def tower_work(tower: RandomTower, patches: int) -> PassFloor:
-    """Work of one tower, without its last block, for an image of so many patches."""
+    """Work of one tower, without its last block, for an image of `patches` patches."""
     rows, width, blocks = patches + tower.prefix, tower.width, tower.depth - 1
     weights = blocks * width * (4 * width + 2 * tower.inner)
     attention = 4 * rows * rows * width * blocks
@@ -137,7 +140,7 @@ def pipelined_spans(size: PolicySize) -> list[Span]:
 
 
 def scaled_ms(model: str, rows: int, bandwidth: float) -> tuple[float, float] | None:
-    """EdgeFM's prefill and decode as if time went by bandwidth (bytes per second); None where the paper has none."""
+    """EdgeFM's prefill and decode, scaled by bandwidth (bytes per second); None if the paper does not have them."""
     times = TIMES_MS.get(model, {}).get(rows)
     if times is None:
         return None

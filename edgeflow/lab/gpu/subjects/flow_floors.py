@@ -11,14 +11,13 @@ FLOAT_BYTES = 4
 
 
 def prefix_work(shape: FlowShape, frames: int = 1) -> PassFloor:
-    """Work of the prefixes of so many frames: towers, projection, language model. Weights count once."""
+    """Work of the prefixes of `frames` frames: towers, projection, language model. Weights count once."""
     return vision_work(shape, frames) + language_work(shape, frames)
 
 
 def language_work(shape: FlowShape, frames: int = 1) -> PassFloor:
-    """Work of the language model over the prefixes of so many frames.
-
-    In its last layer only keys and values are computed.
+    """Work of the language model over the prefixes of `frames` frames. In its last layer only keys and values are
+    computed.
     """
     stack, rows = stacks(shape)[0], shape.prefix
     layers, inputs = stack.depth, stack.width * (stack.heads + 2 * stack.kv_heads) * stack.head_dim
@@ -29,7 +28,9 @@ def language_work(shape: FlowShape, frames: int = 1) -> PassFloor:
 
 
 def vision_work(shape: FlowShape, frames: int = 1) -> PassFloor:
-    """Towers and the projection after them; those of π0 and π0.5 are in float32, at the same rate of products."""
+    """Work of the towers and the projection after them; those of π0 and π0.5 are in float32, at the same rate of
+    products.
+    """
     config = shape.config
     if isinstance(config, SmolVLAConfig):
         width, inner, depth, patch = config.vision_width, config.vision_inner, config.vision_layers, config.patch
@@ -47,9 +48,8 @@ def vision_work(shape: FlowShape, frames: int = 1) -> PassFloor:
 
 
 def step_work(shape: FlowShape, frames: int = 1) -> PassFloor:
-    """Work of a step of so many frames: the expert's layers over its rows and each frame's prefix.
-
-    Layers that only read the prefix have only queries.
+    """Work of a step of `frames` frames: the expert's layers over its rows and each frame's prefix. Layers that only
+    read the prefix have only queries.
     """
     stack, sizes, rows = stacks(shape)[1], shape.sizes, shape.sizes.step_rows
     crossing = sum(shape.config.cross) if isinstance(shape.config, SmolVLAConfig) else 0
@@ -62,17 +62,19 @@ def step_work(shape: FlowShape, frames: int = 1) -> PassFloor:
 
 
 def chunk_floor_s(shape: FlowShape, ceilings: Ceilings) -> float:
-    """Seconds of a frame by itself: its prefix, then its steps one after the other."""
+    """Seconds of a single frame: its prefix, then its steps one after another."""
     return ceilings.floor_s(prefix_work(shape)) + shape.sizes.steps * ceilings.floor_s(step_work(shape))
 
 
 def pipelined_floor_s(shape: FlowShape, ceilings: Ceilings, robots: int = 1) -> float:
-    """Seconds of a steady pass, in which each robot's newest frame begins and one is done: N steps beside a prefix."""
+    """Seconds of a steady pass, in which each robot's newest frame starts and one frame finishes: N steps and a
+    prefix.
+    """
     return ceilings.floor_s(prefix_work(shape, robots) + step_work(shape, robots * shape.sizes.steps))
 
 
 def stacks(shape: FlowShape) -> tuple[GemmaSizes, GemmaSizes]:
-    """The stacks of prefix and steps."""
+    """The stacks of the prefix and of the steps."""
     config = shape.config
     if not isinstance(config, SmolVLAConfig):
         return config.text, config.expert
@@ -80,5 +82,5 @@ def stacks(shape: FlowShape) -> tuple[GemmaSizes, GemmaSizes]:
 
 
 def _kept(stack: GemmaSizes, rows: int) -> int:
-    """Bytes of the keys and values of so many rows in all layers."""
+    """Bytes of the keys and values of `rows` rows in all layers."""
     return NUMBER_BYTES * 2 * stack.kv_heads * stack.head_dim * stack.depth * rows

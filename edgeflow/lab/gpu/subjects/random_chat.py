@@ -49,8 +49,10 @@ CHAT_SIZES = {
 def random_chat(
     config: LlamaConfig, device: torch.device, dtype: torch.dtype, *, group: int = 0, **decoder_options: Any
 ) -> ChatModel:
-    """A model that takes token ids: without tokenizer, chat template and tokens that end an answer. group: G of
-    projections in 4 bits; 0 for floats."""
+    """A model that takes token ids: it has no tokenizer, chat template, or tokens that end an answer.
+
+    group: G of projections in 4 bits; 0 for floats.
+    """
     weights = random_weights(llama_shapes(config), device, dtype, group)
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     return ChatModel(
@@ -65,14 +67,14 @@ def random_chat(
 
 
 def random_request(engine: ChatEngine, rows: int, params: SamplingParams, *, known: int = 0) -> Generation:
-    """A request in slot 0 with a prompt of `rows` ids, of which the first `known` are in the slot already."""
+    """A request in slot 0 with a prompt of `rows` ids, of which the slot already holds the first `known`."""
     model = engine.model
     prompt = model.prompt([(7 * row + 1) % model.config.vocab_size for row in range(rows)])
     return Generation(engine, prompt, params, known=known)
 
 
 def pass_times(engine: ChatEngine, request: Generation) -> list[float]:
-    """Seconds from one token of a request to the next, each read by the host."""
+    """Seconds between the tokens of a request, each read by the host."""
     stamps = [perf_counter()]
     for sampled in generate(engine, request, engine.kv.capacity):
         if sampled is not None:

@@ -21,7 +21,7 @@ from edgeflow.policies.smolvla.config import SmolVLAConfig
 
 CAMERAS = 3
 VOCABULARY = 2048
-"""Embeddings that are made; a prompt reads a few rows, however many there are."""
+"""Number of embeddings; a prompt reads a few rows, however many there are."""
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 
@@ -36,7 +36,7 @@ class FlowShape:
 
     @property
     def sizes(self) -> FlowSizes:
-        """The rows of its answers."""
+        """The sizes of its answers."""
         config = self.config
         if isinstance(config, SmolVLAConfig):
             return smolvla_network.sizes_of(config)
@@ -64,7 +64,7 @@ class FlowShape:
         return pi_network.PiNetwork(config, weights, placement)
 
     def frames(self, count: int) -> list[FlowFrame]:
-        """Frames of all cameras that differ from each other."""
+        """Frames of all cameras, all different."""
         generator = torch.Generator().manual_seed(1)
         flow, sizes = self.config.flow, self.sizes
         side, noise = flow.side, (sizes.candidates, sizes.horizon, sizes.dims)
@@ -212,7 +212,7 @@ def _vision_of(config: SmolVLAConfig) -> VisionSizes:
 
 
 def stack_of(config: SmolVLAConfig, width: int, inner: int) -> GemmaSizes:
-    """The sizes of one of its stacks, as those of Gemma's."""
+    """The sizes of one of its stacks, in Gemma's form."""
     return GemmaSizes(
         width=width,
         depth=len(config.cross),
@@ -240,7 +240,7 @@ def _tower(prefix: str, sizes: VisionSizes, grid: int) -> Shapes:
 
 
 def _stack(prefix: str, sizes: GemmaSizes, *, keys: list[int] | None = None, adaptive: bool = False) -> Shapes:
-    """keys: the width of what each layer's keys and values are made from."""
+    """The shapes of a stack. keys: the width from which each layer's keys and values are projected."""
     width, q_width, kv_width = sizes.width, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     norms = ["norm"]
     for index in range(sizes.depth):

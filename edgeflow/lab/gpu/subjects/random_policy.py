@@ -51,11 +51,11 @@ class PolicySize:
     towers: tuple[RandomTower, RandomTower]
     side: int
     patch: int
-    """Both: pixels."""
+    """Both: in pixels."""
     stages: int = 7
-    """Action tokens K."""
+    """K, the action tokens."""
     text_tokens: int = 20
-    """The text tokens of a prompt, BOS included."""
+    """Text tokens of a prompt, including BOS."""
 
     @property
     def image_tokens(self) -> int:
@@ -63,7 +63,7 @@ class PolicySize:
 
     @property
     def rows(self) -> int:
-        """Rows of a prefill, L_P."""
+        """L_P, the rows of a prefill."""
         return self.image_tokens + self.text_tokens
 
 
@@ -100,7 +100,7 @@ SIZES = {
 
 
 class _Prompt:
-    """Takes a tokenizer's place: any instruction gives the same number of ids."""
+    """Stands in for a tokenizer: any instruction gives the same number of ids."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -126,7 +126,7 @@ def random_policy(
 
 
 def random_frames(size: PolicySize, policy: OpenVLAPolicy, count: int) -> list[PreparedFrame]:
-    """Frames that differ from each other, ready to be embedded."""
+    """Different frames, ready to be embedded."""
     generator = torch.Generator().manual_seed(1)
     shape = (6, size.side, size.side)
     ids = policy.prompt_ids("grasp the red handle")
@@ -200,7 +200,7 @@ SERVED = PolicySize(
 
 
 def write_checkpoint(size: PolicySize, folder: Path, device: torch.device, dtype: torch.dtype) -> Path:
-    """Write the files of a policy; the weights are made on the device, and are those of `random_policy`."""
+    """Write the files of a policy; the weights are created on the device and equal those of `random_policy`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_config_json(size)))
     normalisation = [{"mean": [0.5] * 3, "std": [0.5] * 3} for _ in size.towers]
@@ -233,7 +233,7 @@ def _config_json(size: PolicySize) -> dict[str, Any]:
 
 
 def _tokenizer() -> Tokenizer:
-    """A tokenizer to which every word is the same: a prompt has as many ids as words and signs."""
+    """A tokenizer to which all words are the same: a prompt has as many ids as words and punctuation marks."""
     tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "▁": 2}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer

@@ -1,4 +1,4 @@
-"""Random weights in given shapes, floats or in 4 bits, made on the device without any file."""
+"""Random weights in given shapes, in floats or 4 bits, created on the device without any file."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.quantization import PARTS, Quantization
 
 CODE_SPREAD = 4.6
-"""Standard deviation of whole numbers from 0 to 15, each as likely."""
+"""Standard deviation of uniformly distributed whole numbers from 0 to 15."""
 SEVENS, EIGHTS = 0x77777777, 0x88888888 - (1 << 32)
-"""A word of zero points that are all 7, and of 8."""
+"""A word of zero points that are all 7, and one that are all 8."""
 
 
 class RandomTensors(Mapping[str, Tensor]):
-    """Tensors of given names and shapes, made at each access; the same name always gives the same values."""
+    """Tensors of given names and shapes, created at each access; the same name always gives the same values."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype) -> None:
         self._shapes = shapes
@@ -38,7 +38,7 @@ class RandomTensors(Mapping[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors together; none is made for it."""
+        """Bytes of all tensors together; computed without creating them."""
         return self._dtype.itemsize * sum(math.prod(shape) for shape in self._shapes.values())
 
     def __iter__(self) -> Iterator[str]:
@@ -49,7 +49,10 @@ class RandomTensors(Mapping[str, Tensor]):
 
 
 class RandomGemm(Mapping[str, Tensor]):
-    """Tensors of which the projections below `layers.` are in 4 bits, in AutoAWQ's GEMM layout. group: G."""
+    """Tensors whose projections below `layers.` are in 4 bits, in AutoAWQ's GEMM layout.
+
+    group: G.
+    """
 
     def __init__(
         self, shapes: Mapping[str, tuple[int, ...]], device: torch.device, dtype: torch.dtype, group: int
@@ -107,8 +110,10 @@ def biased(name: str, *shape: int) -> dict[str, tuple[int, ...]]:
 def layer_shapes(
     layer: str, width: int, inner: int, q_width: int, kv_width: int, keys: int = 0
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of a decoder layer's projections. keys: the width of what keys and values are made from, by default that
-    of the layer."""
+    """Shapes of a decoder layer's projections.
+
+    keys: the width from which keys and values are projected, by default the layer's.
+    """
     return {
         f"{layer}self_attn.q_proj.weight": (q_width, width),
         f"{layer}self_attn.k_proj.weight": (kv_width, keys or width),

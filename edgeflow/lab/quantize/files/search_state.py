@@ -62,8 +62,8 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"out: {out} is not empty and holds no search to go on with: give a new folder")
     changed = sorted(name for name in settings if kept and kept.get(name) != settings[name])
     if changed:
-        told = "; ".join(f"{name} was {kept.get(name)!r}, is {settings[name]!r}" for name in changed)
-        raise ConfigError(f"out: {out} holds a search with other settings ({told}): give a new folder")
+        differences = "; ".join(f"{name} was {kept.get(name)!r}, is {settings[name]!r}" for name in changed)
+        raise ConfigError(f"out: {out} holds a search with other settings ({differences}): give a new folder")
 
 
 def _kept_settings(out: Path) -> dict[str, Any]:

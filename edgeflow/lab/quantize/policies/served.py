@@ -1,5 +1,4 @@
-"""A policy as it is served, in float32 on the CPU: its answers to observations, and the rows that its language model
-reads for them."""
+"""A policy as it is served, in float32 on the CPU: its answers to observations, and the rows of its language model."""
 
 from __future__ import annotations
 
@@ -28,10 +27,13 @@ BATCH = 16
 
 
 class ServedPolicy:
-    """A policy and the engine that serves it. Products with weights of 4 bits are computed by the reference."""
+    """A policy and the engine that serves it. Products with 4-bit weights are computed by the reference."""
 
     def __init__(self, folder: Path, family: Family, observations: Sequence[Observation]) -> None:
-        """observations: all that it will be asked about; ConfigError for one that it does not take."""
+        """Load the policy.
+
+        observations: all that it will be asked about; ConfigError for one that does not fit it.
+        """
         table = built_in_table().forcing(linear=REFERENCE)
         placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=table)
         self.policy: Any = family.load(folder, settings_of(folder), LoadOptions()).load(placement)
@@ -45,20 +47,22 @@ class ServedPolicy:
 
     @torch.inference_mode()
     def tokens(self) -> Iterator[tuple[int, ...]]:
-        """The K action tokens of each observation."""
+        """The K action tokens for each observation."""
         for decoded in decode_serially(self.engine, self.prepared):
             yield decoded.sampled.token_ids
 
     @torch.inference_mode()
     def chunks(self) -> Tensor:
-        """The normalised chunk of each observation, without padding: [n, horizon, D]"""
+        """The normalised chunk for each observation, without padding: [n, horizon, D]."""
         config = self.policy.config
         values: list[Any] = [each.sampled.values for each in decode_serially(self.engine, self.prepared)]
         return torch.stack([torch.from_numpy(each[0, : config.horizon, : config.action]) for each in values])
 
     @torch.inference_mode()
     def token_rows(self) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
-        """The rows of each observation's prompt and of its tokens but the last, [L_P + K - 1, E], and its K tokens."""
+        """The rows of each observation's prompt and of all its tokens but the last, [L_P + K - 1, E], and its K
+        tokens.
+        """
         for frame, tokens in zip(self.prepared, list(self.tokens()), strict=True):
             (prompt,) = self.policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])
             yield torch.cat([prompt, self.policy.decoder.embed(torch.tensor(tokens[:-1]))]), tokens
@@ -73,7 +77,7 @@ class ServedPolicy:
 
 
 def settings_of(folder: Path) -> dict[str, Any]:
-    """The rate of the actions, which changes nothing here, where the checkpoint does not state it."""
+    """The rate of the actions if the checkpoint does not state it; it has no influence here."""
     stated = read_json(folder / DEFAULTS_FILE, required=False)
     config = read_json(folder / "config.json")
     return {RATE: ANY_RATE} if RATE not in stated and "type" in config else {}
@@ -83,7 +87,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class FrameRows:
     """Batches of frames."""
 
     hidden: tuple[Tensor, ...]
@@ -91,14 +95,16 @@ class Rows:
 
     @property
     def longest(self) -> int:
-        """The most rows of a frame."""
+        """The largest number of rows of a frame."""
         return max(each.shape[1] for each in self.hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ActionRows(Rows):
-    """Rows of frames that are answered with tokens. counted [B, L] bool: the rows whose outputs are sampled; tokens
-    [B, K] int64: those that the float policy chose."""
+class ActionRows(FrameRows):
+    """Rows of frames whose answers are tokens.
+
+    counted [B, L] bool: the rows whose outputs are sampled; tokens [B, K] int64: the float policy's tokens.
+    """
 
     counted: tuple[Tensor, ...]
     tokens: tuple[Tensor, ...]
@@ -112,20 +118,20 @@ def action_rows(served: ServedPolicy) -> ActionRows:
     return ActionRows(hidden, tuple(map(_last, hidden, tokens)), tokens)
 
 
-def prefix_rows(served: ServedPolicy) -> Rows:
+def prefix_rows(served: ServedPolicy) -> FrameRows:
     """The rows of each observation's prefix."""
-    return Rows(tuple(map(torch.stack, _batches([(len(rows), rows) for rows in served.prefix_rows()]))))
+    return FrameRows(tuple(map(torch.stack, _batches([(len(rows), rows) for rows in served.prefix_rows()]))))
 
 
 def _last(hidden: Tensor, tokens: Tensor) -> Tensor:
-    """The last K of L rows of each frame: the row before an action token gives it."""
+    """The last K of L rows of each frame: the output of the row before an action token decides that token."""
     counted = torch.zeros(hidden.shape[:2], dtype=torch.bool)
     counted[:, -tokens.shape[1] :] = True
     return counted
 
 
 def _batches(items: Sequence[tuple[int, Item]]) -> list[list[Item]]:
-    """Items by length, at most BATCH of them together."""
+    """Items grouped by length, at most BATCH per group."""
     by_length: dict[int, list[Item]] = {}
     for length, item in items:
         by_length.setdefault(length, []).append(item)

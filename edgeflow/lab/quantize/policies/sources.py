@@ -1,4 +1,4 @@
-"""Policies that are quantised: where each family keeps its language model, and what stays floats."""
+"""Policies to quantise: where each family keeps its language model, and what stays floats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPENVLA_KEPT = ("vision_backbone", "projector")
 SMOLVLA_KEPT = ("lm_expert", "vision_model", "connector", "state_proj", "action_")
 PI_KEPT = ("gemma_expert", "vision_tower", "multi_modal_projector", "state_proj", "action_", "time_mlp")
 ANY_VOCABULARY = 1
-"""The vocabulary of a language model without a head."""
+"""The vocabulary size used for a language model without a head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +41,13 @@ class PolicyLanguageModel:
     config: LlamaConfig
     shape: BlockShape
     stem: str
-    """The beginning of its names."""
+    """Beginning of its tensors' names."""
     head: str
-    """The name of its output projection."""
+    """Name of its output projection."""
     kept: tuple[str, ...]
     """Parts of the names of modules that are not quantised."""
     actions: range | None = None
-    """The ids of action tokens; None where it computes a prefix that an expert reads."""
+    """Ids of action tokens; None if the model computes a prefix that an expert reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +58,17 @@ class PolicySource:
     source: Source
     """Its files and its language model."""
     actions: range | None
-    """As in LanguageModel."""
+    """As in PolicyLanguageModel."""
 
 
 def is_policy(folder: Path) -> bool:
-    """True for a checkpoint that some family of policies recognises."""
+    """True for a checkpoint of any policy family."""
     files = CheckpointFiles(read_json(folder / CONFIG_FILE))
     return any(family.detect(files) for family in REGISTERED)
 
 
 def open_policy(folder: Path, group: int | None = None) -> PolicySource:
-    """The policy of a checkpoint; CheckpointError where it is of a family that is not quantised, or quantised already.
+    """The policy of a checkpoint; CheckpointError if its family cannot be quantised, or if it is quantised already.
 
     group: see `grouping`.
     """
@@ -112,7 +112,7 @@ def _openvla(folder: Path, weights: Weights) -> PolicyLanguageModel:  # noqa: AR
 
 
 def _smolvla(folder: Path, weights: Weights) -> PolicyLanguageModel:
-    """Layers after those that the policy uses stay as they are."""
+    """The language model of SmolVLA. Layers that the policy does not use stay as they are."""
     found = load_smolvla(folder)
     config = LlamaConfig(
         hidden_size=found.width,
@@ -181,12 +181,12 @@ def _shape(
 
 
 def _prefix(weights: Weights, prefix: str) -> str:
-    """The prefix of all names of a file that LeRobot saved, or none."""
+    """The common prefix of all names in a file that LeRobot saved, or ""."""
     return prefix if any(name.startswith(prefix) for name in weights) else ""
 
 
 def _layers(weights: Weights, stem: str) -> set[int]:
-    """The layers of which there are tensors."""
+    """The numbers of the layers that have tensors."""
     below = weights.under(f"{stem}layers.")
     return {int(name.partition(".")[0]) for name in below}
 

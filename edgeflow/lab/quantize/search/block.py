@@ -1,4 +1,4 @@
-"""A decoder block in float32, layer by layer: the naive twin of models/llama.py that the search runs and changes."""
+"""A decoder block in float32, layer by layer: the naive twin of models/llama.py, which the search runs and modifies."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class BlockShape:
     gelu: bool = False
     """The gate is a GELU (tanh), not a SiLU."""
     plus_one: bool = False
-    """Norms are stored less one (Gemma)."""
+    """Norms are stored minus one (Gemma)."""
     causal: bool = True
-    """A row sees no later row; otherwise every row sees all, but for the last `closing` rows, which only they see
-    (SmolVLA's state).
+    """A row does not see later rows. Otherwise every row sees all rows except the last `closing` ones, which only
+    these rows see (SmolVLA's state).
     """
     closing: int = 0
     outside: bool = False
-    """Others read the values as well (the expert of a flow policy)."""
+    """Other modules read the values too (the expert of a flow policy)."""
 
     def mask(self, rows: int) -> Tensor | None:
-        """The rows that each row sees, bool [L, L], where that is neither all nor those before it."""
+        """The rows that each row sees, bool [L, L]; None if that is all rows or all earlier ones."""
         if self.causal or not self.closing:
             return None
         seen = torch.ones(rows, rows, dtype=torch.bool)
@@ -55,12 +55,12 @@ class Rotation:
 
     @classmethod
     def of(cls, frequencies: Tensor, positions: int) -> Rotation:
-        """frequencies [D/2], float32"""
+        """The rotation for frequencies [D/2], float32."""
         angles = torch.arange(positions, dtype=torch.float32)[:, None, None] * frequencies
         return cls(angles.cos(), angles.sin())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[B, L, n, D] → [B, L, n, D]; pairs are (i, i + D/2)."""
+        """From [B, L, n, D] to [B, L, n, D]; pairs are (i, i + D/2)."""
         a, b = x.chunk(2, -1)
         cos, sin = self.cos[: x.shape[1]], self.sin[: x.shape[1]]
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -71,9 +71,9 @@ class BlockRun:
     """One pass through a block."""
 
     hidden: Tensor
-    """[B, L, E]: its output."""
+    """[B, L, E]: the output of the block."""
     inputs: Mapping[str, Tensor]
-    """The inputs of each linear, [B, L, its width]."""
+    """The inputs of each linear, [B, L, width]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,22 +82,22 @@ class DecoderBlock:
 
     shape: BlockShape
     tensors: Mapping[str, Tensor]
-    """float32, by their published names below the block's (`self_attn.q_proj.weight`, ...)."""
+    """float32, by their published names relative to the block (`self_attn.q_proj.weight`, ...)."""
 
     def weight(self, linear: str) -> Tensor:
-        """[N, E]"""
+        """The weight of a linear, [N, E]."""
         return self.tensors[f"{linear}.weight"]
 
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> DecoderBlock:
-        """The block with some other tensors."""
+        """The block with some tensors replaced."""
         return replace(self, tensors={**self.tensors, **tensors})
 
     def linear(self, name: str, x: Tensor) -> Tensor:
-        """[..., E] → [..., N]"""
+        """Apply a linear: from [..., E] to [..., N]."""
         return F.linear(x, self.weight(name), self.tensors.get(f"{name}.bias"))
 
     def run(self, hidden: Tensor, rotation: Rotation) -> BlockRun:
-        """hidden [B, L, E]"""
+        """Run the block on hidden rows [B, L, E]."""
         x = self.norm(INPUT_NORM, hidden)
         mixed = self.heads(x, rotation)
         hidden = hidden + self.linear(OUTPUT, mixed)
@@ -107,15 +107,15 @@ class DecoderBlock:
         return BlockRun(hidden + self.linear(DOWN, inner), inputs)
 
     def attention(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """The attention after its norm, with the output projection: [B, L, E] → [B, L, E]"""
+        """The attention after its norm, with the output projection: from [B, L, E] to [B, L, E]."""
         return self.linear(OUTPUT, self.heads(x, rotation))
 
     def mlp(self, x: Tensor) -> Tensor:
-        """The MLP after its norm: [B, L, E] → [B, L, E]"""
+        """The MLP after its norm: from [B, L, E] to [B, L, E]."""
         return self.linear(DOWN, self.gated(x))
 
     def heads(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """The outputs of all heads: [B, L, E] → [B, L, H * D]"""
+        """The outputs of all heads: from [B, L, E] to [B, L, H * D]."""
         q, k, v = (self.linear(name, x).view(*x.shape[:-1], -1, self.shape.head_dim) for name in (QUERY, KEY, VALUE))
         if f"{QUERY_NORM}.weight" in self.tensors:
             q, k = self.norm(QUERY_NORM, q), self.norm(KEY_NORM, k)
@@ -126,7 +126,7 @@ class DecoderBlock:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal).transpose(1, 2).flatten(2)
 
     def gated(self, x: Tensor) -> Tensor:
-        """The input of the down projection: [B, L, E] → [B, L, F]"""
+        """The input of the down projection: from [B, L, E] to [B, L, F]."""
         gate = self.linear(GATE, x)
         return (F.gelu(gate, approximate="tanh") if self.shape.gelu else F.silu(gate)) * self.linear(UP, x)
 

@@ -1,7 +1,7 @@
 """The AWQ search of one block: scales of every scale group, then clip limits (order and formulas of AutoAWQ).
 
-Every scale group is searched on the block as it is, and measured with nothing but its own linears quantised. Then all
-scales are applied, and the limits are searched on the scaled weights with inputs divided by the scales.
+Every scale group is searched on the unmodified block, with only its own linears quantised. Then all scales are
+applied, and the limits are searched on the scaled weights with inputs divided by the scales.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ from edgeflow.lab.quantize.search.scales import (
 )
 
 Counted = Sequence[Tensor] | None
-"""The rows of each batch that losses count, bool [B, L]; None for all."""
+"""The rows of each batch that count in the losses, bool [B, L]; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchSettings:
-    """The kind of search."""
+    """The settings of a search."""
 
     group: int
-    """G."""
+    """G, the inputs per group."""
     form: ScaleForm = ScaleForm.DUO
-    """The form of scales."""
+    """Formula of the scales."""
     identity: bool = True
-    """S = 1 is tried as well."""
+    """Also try s = 1."""
     clip: bool = True
-    """Limits are searched."""
+    """Also search clip limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleGroup:
-    """Linears that share their scales."""
+    """Linears that share scales."""
 
     previous: str
     scaled: tuple[str, ...]
@@ -67,9 +67,8 @@ class ScaleGroup:
 
 
 def scale_groups(block: DecoderBlock) -> list[ScaleGroup]:
-    """The scale groups of a block.
-
-    The output projection has one only where it and the values have the same shape and nothing else reads the values.
+    """The scale groups of a block. The output projection is in one only if it and the values have the same shape and
+    nothing else reads the values.
     """
     groups = [
         ScaleGroup(INPUT_NORM, (QUERY, KEY, VALUE), lambda block, x, rotation: block.attention(x, rotation)),
@@ -90,13 +89,16 @@ def run_batches(block: DecoderBlock, batches: Sequence[Tensor], rotation: Rotati
 def search_block(
     block: DecoderBlock, runs: Sequence[BlockRun], rotation: Rotation, settings: SearchSettings, counted: Counted = None
 ) -> BlockChoice:
-    """The scales and limits of a block. runs: of the calibration batches."""
+    """The scales and limits of a block.
+
+    runs: of the calibration batches.
+    """
     return Search(block=block, runs=runs, rotation=rotation, settings=settings, counted=counted).choice()
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Search:
-    """The search of one block, step by step; the arguments of `search_block`."""
+    """The search of one block, step by step; the arguments are those of `search_block`."""
 
     block: DecoderBlock
     runs: Sequence[BlockRun]
@@ -110,13 +112,13 @@ class Search:
         return BlockChoice(groups, self.limits(scaled)) if self.settings.clip else scaled
 
     def statistics(self, group: ScaleGroup) -> ChannelStatistics:
-        """Those that the scales of a group follow from."""
+        """The statistics from which the scales of a group are computed."""
         rows = torch.cat([x.flatten(0, -2) for x in self._inputs(group)])
         weights = [self.block.weight(name) for name in group.scaled]
         return ChannelStatistics(input_means(rows), weight_means(weights, self.settings.group))
 
     def losses(self, group: ScaleGroup, tried: Iterable[Tensor]) -> list[float]:
-        """The loss of each of some scales [E]."""
+        """The loss for each of the given scales [E]."""
         inputs = self._inputs(group)
         wanted = self._measured(group, self.block, inputs)
 
@@ -127,7 +129,10 @@ class Search:
         return [loss(scales) for scales in tried]
 
     def limits(self, scaled: BlockChoice) -> dict[str, Tensor]:
-        """The limits of each clipped linear. scaled: the scales of all groups."""
+        """The limits of each clipped linear.
+
+        scaled: the scales of all groups.
+        """
         limits = {}
         for name in clipped_linears(LINEARS):
             inputs = [self._rows(run.inputs[name], batch).flatten(0, -2) for batch, run in enumerate(self.runs)]
@@ -137,7 +142,7 @@ class Search:
         return limits
 
     def _scales(self, group: ScaleGroup) -> GroupChoice:
-        """The candidate with the first smallest loss."""
+        """The first candidate with the smallest loss."""
         form, identity = self.settings.form, self.settings.identity
         tried = list(candidates(form, self.statistics(group), identity=identity))
         losses = self.losses(group, [candidate.scales for candidate in tried])
@@ -157,7 +162,7 @@ class Search:
         return rounded(weight * scales, self.settings.group).values.div_(scales)
 
     def _measured(self, group: ScaleGroup, block: DecoderBlock, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The measured output of each batch, in the rows that count."""
+        """The measured output of each batch, only in the rows that count."""
         return [self._rows(group.measured(block, x, self.rotation), batch) for batch, x in enumerate(inputs)]
 
     def _rows(self, x: Tensor, batch: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""The choices of the search for a block, and its tensors with them: scales folded into neighbours, weights clamped."""
+"""The choices of the search for a block, and the block's tensors after them: scales folded into neighbours, weights
+clamped.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ class GroupChoice:
     previous: str
     """The operation whose output is divided by the scales."""
     scaled: tuple[str, ...]
-    """The linears whose inputs it is."""
+    """The linears that read this output."""
     ratio: float | None
-    """None for s = 1. scales [E] float32; losses [candidates] float64, in the order of `scales.candidates`."""
+    """None for s = 1. scales are [E] float32; losses are [candidates] float64, in the order of `scales.candidates`."""
     scales: Tensor
     losses: Tensor
 
@@ -31,7 +33,7 @@ class BlockChoice:
 
     groups: tuple[GroupChoice, ...] = ()
     limits: Mapping[str, Tensor] | None = None
-    """The limits of |w| by linear, [N, E/G]; None without clipping."""
+    """Limits of |w| by linear, [N, E/G]; None without clipping."""
 
     def input_scales(self, linear: str) -> Tensor | None:
         """The scales that the inputs of a linear are divided by, [E]; None for 1."""
@@ -55,7 +57,7 @@ class BlockChoice:
     def vector(self, name: str, values: Tensor, *, plus_one: bool = False) -> Tensor:
         """A norm's weight or a linear's bias, by the name of the operation, divided by its scales.
 
-        plus_one: the norm is stored less one.
+        plus_one: the norm is stored minus one.
         """
         scales = self.output_scales(name)
         if scales is None:
@@ -63,7 +65,7 @@ class BlockChoice:
         return (values + 1) / scales - 1 if plus_one else values / scales
 
     def scaled(self, block: DecoderBlock) -> DecoderBlock:
-        """The same function as the block, with the scales in it and without limits: equal up to rounding."""
+        """The same function as the block, with the scales applied and without limits: equal up to rounding."""
         tensors = {name: self._with(block, name, tensor) for name, tensor in block.tensors.items()}
         return block.with_tensors(tensors)
 

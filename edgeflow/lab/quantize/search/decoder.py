@@ -36,7 +36,7 @@ class Head:
     eps: float
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., E] → [..., V]"""
+        """From [..., E] to [..., V]."""
         unit = hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
         return F.linear(unit * self.norm, self.weight)
 
@@ -46,13 +46,13 @@ class DecoderTensors:
     """A decoder's tensors by their published names, and the shape of its blocks."""
 
     weights: Weights
-    """float32, those of the whole checkpoint."""
+    """The weights of the whole checkpoint in float32."""
     config: LlamaConfig
     shape: BlockShape
     stem: str
-    """The beginning of the decoder's names (`model.`)."""
+    """Beginning of the names of the decoder's tensors (`model.`)."""
     head: str
-    """The name of the output projection."""
+    """Name of the output projection."""
     inner: int
     """F with padding; config.intermediate_size is F as stored."""
 
@@ -74,7 +74,9 @@ class DecoderTensors:
         return f"{self.stem}layers.{index}."
 
     def place(self, name: str) -> tuple[int | None, str]:
-        """The block of a tensor and its name below the block's; None and its name for a tensor outside the blocks."""
+        """The block of a tensor and its name relative to the block; None and its full name for a tensor outside the
+        blocks.
+        """
         stem = f"{self.stem}layers."
         if not name.startswith(stem):
             return None, name
@@ -82,11 +84,11 @@ class DecoderTensors:
         return int(index), rest
 
     def holds(self, name: str) -> bool:
-        """True for a tensor of the decoder or its head, and not of another part of the checkpoint."""
+        """True for a tensor of the decoder or its head, false for other parts of the checkpoint."""
         return name.startswith(self.stem) or name == self.head
 
     def block(self, index: int) -> DecoderBlock:
-        """Read a block; CheckpointError where a tensor is missing or has the wrong shape."""
+        """Read a block; CheckpointError if a tensor is missing or has the wrong shape."""
         below = self.weights.under(self.block_prefix(index))
         shapes = linear_shapes(self.config)
         tensors = {name: below[name] for name in below if not name.endswith("rotary_emb.inv_freq")}

@@ -1,4 +1,4 @@
-"""Texts that a gate learns from, and batches of those that are cut alike."""
+"""Texts that a gate learns from, and batches of texts that are cut alike."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class Example:
 
     ids: tuple[int, ...]
     learned: tuple[bool, ...]
-    """For each token, whether it is to be predicted from those before it."""
+    """For each token, true if it is to be predicted from the tokens before it."""
     known: int
-    """The tokens that are known when the answer begins, by which the text is cut; for a plain text all of them."""
+    """Number of tokens known when the answer starts; they determine how the text is cut. All tokens for a
+    plain text.
+    """
 
     @classmethod
     def plain(cls, ids: Sequence[int]) -> Example:
@@ -28,22 +30,22 @@ class Example:
         return cls(tuple(ids), (True,) * len(ids), len(ids))
 
     def teaches(self, rules: GateRules) -> bool:
-        """True where a gate has an influence on a token that is learned."""
+        """True if a gate influences a learned token."""
         return any(self.learned[_cut(self, rules).plain + 1 :])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Texts with as many folded segments."""
+    """Texts with the same number of folded segments."""
 
     ids: Tensor
-    """[B, L]: padded at the end."""
+    """[B, L], padded at the end."""
     segments: int
     texts: Tensor
     places: Tensor
     targets: Tensor
-    """`texts`, `places`, `targets` [n]: of each token that is learned the text, the gated row before it, counted
-    from the cut's `plain`, and the token itself.
+    """`texts`, `places`, `targets` [n]: for each learned token its text, the gated row before it, counted from the
+    cut's `plain`, and the token itself.
     """
 
     @property
@@ -53,7 +55,7 @@ class Group:
 
 
 def grouped(examples: Iterable[Example], rules: GateRules, device: torch.device) -> list[Group]:
-    """The groups of a batch, by number of segments; examples on which no gate has an influence are left out."""
+    """The groups of a batch, by number of segments; examples without influence of a gate are left out."""
     found: dict[int, list[Example]] = {}
     for example in examples:
         if example.teaches(rules):

@@ -20,9 +20,9 @@ from edgeflow_client.files import sha256_of
 
 
 def write_gate(folder: Path, gate: MemoryGate) -> None:
-    """Write gate.json and gate.safetensors, the tensors first; each file is whole or as it was before.
+    """Write gate.json and gate.safetensors, the tensors first; each file is either new or unchanged.
 
-    Between the two the folder holds new tensors under old rules, which the digest shows when they are read.
+    Between the two writes the folder holds new tensors with old rules, which the digest reveals when they are read.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {

@@ -1,6 +1,6 @@
 """A published Llama, Qwen2 or Qwen3 decoder in plain torch, layer by layer, without a KV store.
 
-Its rows may have leading dimensions, and gradients pass through it. Its own weights never require one.
+Its rows may have leading dimensions, and gradients pass through it. Its own weights never require gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.vocabulary import shares_embedding
 
 Turns = tuple[Tensor, Tensor]
-"""Cosines and sines of some positions, each [T, D]."""
+"""Cosines and sines of positions, each [T, D]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,7 +39,7 @@ class PlainLayer:
 
     @classmethod
     def read(cls, config: LlamaConfig, weights: Weights) -> PlainLayer:
-        """weights: those below `model.layers.<index>.`."""
+        """Read a layer. weights: those below `model.layers.<index>.`."""
         width, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
         rows = {"q": config.q_width, "k": config.kv_width, "v": config.kv_width}
         bias = [weights.take(f"self_attn.{name}_proj.bias", rows[name]) for name in rows if config.attention_bias]
@@ -63,7 +63,7 @@ class PlainLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlainBase:
-    """embedding, head [V, E], one tensor where they are tied; norm [E]; frequencies [D/2] float32."""
+    """The decoder. embedding and head [V, E], one tensor if they are tied; norm [E]; frequencies [D/2] float32."""
 
     config: LlamaConfig
     embedding: Tensor
@@ -74,7 +74,7 @@ class PlainBase:
 
     @classmethod
     def read(cls, directory: Path, dtype: torch.dtype, device: torch.device) -> PlainBase:
-        """Read a checkpoint; projections that it holds in 4 bits become floats. CheckpointError as `Weights`."""
+        """Read a checkpoint; projections stored in 4 bits become floats. CheckpointError as in `Weights`."""
         config = read_with_heads(directory, "a memory gate").text
         weights = Weights(directory, dtype, device)
         vocab, width, stem = config.vocab_size, config.hidden_size, stems_of(weights)[0]
@@ -93,7 +93,7 @@ class PlainBase:
 
     @property
     def weights(self) -> int:
-        """Numbers in its tensors, a tied head counted once."""
+        """Count of the numbers in its tensors, a tied head counted once."""
         return sum(tensor.numel() for tensor in self.tensors())
 
     def tensors(self) -> list[Tensor]:
@@ -102,7 +102,7 @@ class PlainBase:
         return [*own, *(tensor for layer in self.layers for tensor in layer.tensors())]
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids [...] → rows [..., E]"""
+        """From ids [...] to rows [..., E]."""
         return F.embedding(ids, self.embedding)
 
     def turns(self, positions: Tensor) -> Turns:
@@ -122,7 +122,7 @@ class PlainBase:
         return _turned(q, turns), _turned(k, turns), v
 
     def finish(self, layer: PlainLayer, x: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output, of its input x [..., T, E] and what its heads attended to [..., H, T, D]."""
+        """The layer's output, from its input x [..., T, E] and the attention of its heads [..., H, T, D]."""
         x = x + F.linear(attended.transpose(-2, -3).flatten(-2), layer.output)
         gate, up = F.linear(self._normed(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, layer.down)
@@ -132,7 +132,7 @@ class PlainBase:
         return self._normed(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[..., E] → [..., V]"""
+        """From [..., E] to [..., V]."""
         return F.linear(hidden, self.head)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ class PlainBase:
 
 
 def _joined(weights: Weights, names: Sequence[tuple[str, int]], inputs: int) -> Tensor:
-    """The weights of projections that read the same rows, one after the other."""
+    """The weights of projections that read the same rows, concatenated."""
     return torch.cat([weights.linear(name, outputs, inputs).floats() for name, outputs in names])
 
 

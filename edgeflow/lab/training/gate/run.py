@@ -31,63 +31,63 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 
 STATE: Final = "gate-state.safetensors"
 EPOCHS: Final = 2
-KEPT_BYTES: Final = 1 << 30  # of one batch, for its gradients; above, layers are computed twice
+KEPT_BYTES: Final = 1 << 30  # bytes kept for the gradients of a batch; above, layers are computed twice
 POOL: Final = 32  # batches whose lines are sorted together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRequest:
-    """A run."""
+    """A training run."""
 
     model: str
     """A checkpoint's folder, a hub id, demo-chat or demo-logs."""
     data: tuple[Path, ...]
     """JSONL files."""
     out: Path
-    """Folder to write."""
+    """The folder to write."""
     rules: GateRules
     rate: float
     batch_tokens: int
-    """The batch tokens of a step, at most."""
+    """Most tokens of a batch."""
     seed: int
     device: str
     epochs: int | None = None
     steps: int | None = None
-    """Both: the length, of which one is given; None for both: EPOCHS."""
+    """Both: the length of the run; at most one is given, by default EPOCHS."""
     resume: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateReport:
-    """The outcome."""
+    """The result of a run."""
 
     weights: int
-    """Numbers of the base."""
+    """Count of the base's numbers."""
     gate: int
-    """The gate of the gate."""
+    """Count of the gate's numbers."""
     lines: int
-    """Used."""
+    """Number of used lines."""
     short: int
-    """Too short to be used."""
+    """Number of lines too short to be used."""
     steps: int
     loss: float | None
-    """The mean of the learned tokens of the last step, None where no step was left to do."""
+    """Mean over the learned tokens of the last step, None if no step was left to do."""
     cpu_seconds: float
 
     @property
     def share(self) -> float:
-        """The part of all weights that was trained."""
+        """The trained share of all weights."""
         return self.gate / (self.weights + self.gate)
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """JSON values."""
         return {**asdict(self), "share": self.share}
 
 
 def train_gate(request: GateRequest, progress: Progress, report: Callable[[str], None]) -> GateReport:
-    """Train a gate and write it; ConfigError or CheckpointError says what does not fit.
+    """Train a gate and write it; ConfigError or CheckpointError if something does not fit.
 
-    report: called with each line about the run, before it begins.
+    report: called with each line about the run, before it starts.
     """
     started = cpu_seconds()
     if request.epochs is not None and request.steps is not None:
@@ -118,20 +118,20 @@ def train_gate(request: GateRequest, progress: Progress, report: Callable[[str],
 
 
 def train_gate_command(request: GateRequest, *, as_json: bool) -> None:
-    """Train and print the outcome; with `as_json` nothing else goes to standard output."""
+    """Train and print the result; with `as_json`, standard output has nothing else."""
     errors = Console(stderr=True)
     with training_progress(errors) as progress:
         report = train_gate(request, progress, lambda line: errors.print(line, highlight=False, soft_wrap=True))
     if as_json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        told = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
+        ending = f": already finished, {ANEW}" if report.loss is None else f", loss {report.loss:.3f}"
         steps = f"{report.steps} step" if report.steps == 1 else f"{report.steps} steps"
-        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{told}")
+        print(f"{request.out}: {report.gate} weights ({report.share:.3%}) after {steps}{ending}")
 
 
 def _read_data(request: GateRequest, folder: Path, progress: Progress) -> GateData:
-    """The texts, with a bar that counts their lines."""
+    """The texts, with a progress bar over their lines."""
     published = read_with_heads(folder, "train-gate")
     unfit = unfit_for_gates(published)
     if unfit:
@@ -165,7 +165,7 @@ def _trainer(request: GateRequest, data: GateData, base: PlainBase, fingerprint:
 
 
 def _announced(request: GateRequest, data: GateData, config: LlamaConfig, outcome: GateReport) -> Iterator[str]:
-    """Lines about a run that is about to begin."""
+    """Lines about a run that is about to start."""
     yield f"{outcome.gate} of {outcome.weights + outcome.gate} weights are trained, {outcome.share:.3%}"
     short = f"; {_counted(data.short, 'text is', 'texts are')} too short for a gate and left out" if data.short else ""
     yield f"{_counted(outcome.lines, 'text', 'texts')}, {_counted(outcome.steps, 'step', 'steps')}{short}"
@@ -181,26 +181,29 @@ def _counted(count: int, one: str, more: str) -> str:
 
 
 def kept_bytes(config: LlamaConfig, tokens: int) -> int:
-    """About what a batch of so many tokens keeps for its gradients, without computing anything twice."""
+    """Rough number of bytes that a batch keeps for its gradients if nothing is computed twice."""
     a_row = 10 * config.hidden_size + 6 * config.intermediate_size + 12 * config.q_width
     return 4 * tokens * config.num_hidden_layers * a_row
 
 
 def _settings(request: GateRequest) -> dict[str, str]:
-    """The settings that a run shares with the one that it resumes."""
+    """The settings that must equal those of a resumed run."""
     rules = {name: str(value) for name, value in asdict(request.rules).items()}
     return {**rules, "lr": str(request.rate), "batch-tokens": str(request.batch_tokens)}
 
 
 class Epochs:
-    """Batches of indices into lines. batch_tokens: at most, but a batch has at least one line."""
+    """Batches of indices into lines.
+
+    batch_tokens: an upper limit, but a batch has at least one line.
+    """
 
     def __init__(self, lines: Sequence[Line], batch_tokens: int, seed: int) -> None:
         self._lines, self._batch_tokens, self._seed = lines, batch_tokens, seed
         self._made: list[list[list[int]]] = []
 
     def steps(self, epochs: int) -> int:
-        """The number of batches of the first epochs."""
+        """Number of batches of the first `epochs` epochs."""
         return sum(len(self._epoch(index)) for index in range(epochs))
 
     def batch(self, step: int) -> list[int]:
@@ -229,7 +232,7 @@ class Epochs:
         return sorted(indices, key=lambda index: (self._lines[index].segments, self._lines[index].tokens, index))
 
     def _cut(self, order: list[int], batches: int) -> list[list[int]]:
-        """Neighbours together, up to the tokens of so many batches."""
+        """Split neighbours into chunks with the tokens of `batches` batches."""
         cut: list[list[int]] = []
         room = 0
         for index in order:

@@ -1,8 +1,8 @@
 """Training texts from JSONL files, by the tokenizer and the chat template of the model.
 
-A line is `{"text": …}`, of which every token is learned, or `{"messages": [...]}`, of which only the answers of the
-assistant are. All lines are read and checked before training begins; after that each is read again when it is drawn, so
-that memory does not grow with the data.
+A line is `{"text": …}`, of which every token is learned, or `{"messages": [...]}`, of which only the assistant's
+answers are. All lines are read and checked before training starts; later each is read again when it is needed, so that
+memory does not grow with the data.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ ASSISTANT: Final = "assistant"
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """How a model turns texts into tokens."""
+    """The tokenizer and chat template of a model."""
 
     tokenizer: TextTokenizer
     template: ChatTemplate | None
     stop_ids: frozenset[int]
-    """An answer ends with the first of them."""
+    """An answer ends with the first of these ids."""
 
     def example(self, values: Any) -> Example:
         """The example of a line; InvalidArgument says what is wrong with it."""
@@ -58,7 +58,7 @@ class ModelText:
         return Example(tuple(ids[: spans[-1][1]]), tuple(learned), spans[-1][0])
 
     def _span(self, before: list[Any], after: list[Any], ids: list[int]) -> tuple[int, int]:
-        """Where an answer begins and ends in the tokens of the conversation."""
+        """The start and end of an answer in the tokens of the conversation."""
         prompt, whole = self._ids(before, answer=True), self._ids(after, answer=False)
         start, stop = len(prompt), len(whole)
         if ids[:start] != prompt or ids[:stop] != whole or start >= stop:
@@ -76,21 +76,21 @@ class ModelText:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Where a line of a file begins, and what was found in it."""
+    """The place of a line in a file, and its size."""
 
     path: Path
     number: int
-    """From 1."""
+    """Line number, from 1."""
     offset: int
     tokens: int
     segments: int
-    """Folded."""
+    """Number of folded segments."""
 
 
 class GateData:
-    """The lines of some files on which a gate has an influence.
+    """The lines of some files that a gate influences.
 
-    short: how many lines are too short for that. digest: of all bytes.
+    short: number of lines too short for that. digest: of all bytes.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class GateData:
             )
 
     def read(self, index: int) -> Example:
-        """The example of a line that teaches."""
+        """The example of a usable line."""
         line = self.lines[index]
         with _opened(line.path) as file:
             file.seek(line.offset)
@@ -151,7 +151,7 @@ def _raw_lines(paths: Sequence[Path]) -> Iterator[tuple[Path, int, int, bytes]]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, open; a pipe or a folder is rejected, as lines are read again when they are drawn."""
+    """The open file; a pipe or a folder is rejected, since lines are read again later."""
     try:
         return open_regular(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The training of a gate over batches of examples; the base's weights are only read."""
+"""Training of a gate over batches of examples; the base's weights are only read."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch.utils.checkpoint import checkpoint
 from edgeflow.kernels.kv.memory import GateLayer
 from edgeflow.lab.training.gate.examples import Example, Group, grouped
 from edgeflow.lab.training.gate.plain_base import PlainBase
-from edgeflow.lab.training.gate.whole_texts import run_whole
+from edgeflow.lab.training.gate.whole_texts import run_whole_texts
 from edgeflow.lab.training.learner import Learner
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import PARTS, GateRules, MemoryGate
 from edgeflow_client.errors import ConfigError
 
 Batches = Callable[[int], Sequence[Example]]
-"""The examples of a step, the same for the same step."""
+"""The examples of a step; the same step always has the same ones."""
 LOGITS_AT_ONCE: Final = 1 << 26
 WARM_UP: Final = 20  # steps
 FLOOR: Final = 0.1  # of the peak rate, at the end
 WIDTHS: Final = 4  # h / D
-OPEN: Final = 0.0  # every number of g: memory has a share of a half
+OPEN: Final = 0.0  # initial value of g: memory has a share of a half
 NOISE: Final = 0.02  # deviation of the weights of spare hidden units
 
 
@@ -38,7 +38,7 @@ class GatePlan:
 
     steps: int
     rate: float = 0.005
-    """The highest."""
+    """The highest learning rate."""
     seed: int = 0
     checkpointing: bool = False
     """Compute layers twice, so that a long text needs little memory."""
@@ -50,9 +50,10 @@ class GatePlan:
 
 
 class GateTrainer:
-    """A gate in training (lab/training/run.Trainer). gate: the one to begin with; its tensors are copied.
+    """A gate in training (lab/training/run.Trainer).
 
-    settings, contents: as in a `Learner`. last_loss: of the last step, None before the first.
+    gate: the initial gate; its tensors are copied. settings, contents: as in a `Learner`. last_loss: of the last step,
+    None before the first.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class GateTrainer:
 
     @property
     def gate(self) -> MemoryGate:
-        """The gate as it is now, apart from the one in training."""
+        """A copy of the gate in its current state."""
         layers = (GateLayer(**{name: each.detach().clone() for name, each in own.items()}) for own in self._tensors())
         return replace(self._gate, layers=tuple(layers))
 
     def step(self) -> tuple[float, str]:
-        """Train on one batch; the mean loss of its learned tokens, and no note. A batch that teaches nothing counts."""
+        """Train on one batch; return the mean loss of its learned tokens, and no note. A batch without learned tokens
+        counts as a step.
+        """
         groups = grouped(self._batches(self.learner.done_steps), self._gate.rules, self._base.norm.device)
         count, total = sum(len(group.targets) for group in groups), 0.0
         for group in groups:
@@ -99,7 +102,7 @@ class GateTrainer:
 
     def loss(self, group: Group) -> Tensor:
         """The sum of the cross-entropies of a group's learned tokens."""
-        whole = run_whole(
+        whole = run_whole_texts(
             self._base,
             self._gate,
             group.ids,
@@ -125,9 +128,9 @@ class GateTrainer:
 def initial_gate(config: LlamaConfig, rules: GateRules, seed: int, base_fingerprint: str = "") -> MemoryGate:
     """A gate in float32 with one MLP for all heads of a layer and g for each query head.
 
-    What memory gives is a mean of values, of the kind that the base's output projection reads. So the MLP begins as the
-    identity: its first hidden units are relu(x) and relu(-x), whose difference is x. The others begin at random and
-    with next to no influence.
+    Memory returns a mean of values, which the base's output projection can read. So the MLP starts as the identity:
+    its first hidden units are relu(x) and relu(-x), whose difference is x. The others start at random, with almost no
+    influence.
     """
     generator = torch.Generator().manual_seed(seed)
     layers = tuple(_layer(config, generator) for _ in range(config.num_hidden_layers))

@@ -1,8 +1,8 @@
-"""EdgeInfinite over whole texts at once, with masks and running sums: the second twin, through which gates are trained.
+"""EdgeInfinite over whole texts at once, with masks and running sums: the second twin, used to train gates.
 
-All segments of several texts run side by side: each attends to the sink and causally inside itself, and reads sums over
-the segments before it. Gradients pass through everything that a gate has an influence on, memory included. The tokens
-before the first gated one see no gate, so they are computed without gradients.
+All segments of several texts run side by side: each attends to the sink and causally inside itself, and reads sums
+over the segments before it. Gradients pass through everything that a gate influences, including memory. The tokens
+before the first gated one are computed without gradients.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Pairs = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class SegmentCut:
-    """How texts of `length` tokens are cut: `segments` whole ones after the sink, then the rest."""
+    """How texts of `length` tokens are cut: the sink, `segments` whole segments, then the rest."""
 
     rules: GateRules
     length: int
@@ -32,19 +32,19 @@ class SegmentCut:
 
     @property
     def plain(self) -> int:
-        """Tokens at the beginning that no gate has an influence on."""
+        """Number of tokens at the start that no gate influences."""
         if not self.segments:
             return self.length
         return self.rules.sink + (self.rules.segment if self.rules.first_segment == "bypass" else 0)
 
     @property
     def rest(self) -> int:
-        """Tokens after the last whole segment."""
+        """Number of tokens after the last whole segment."""
         return self.length - self.rules.sink - self.segments * self.rules.segment
 
     @property
     def gated_segments(self) -> int:
-        """Whole segments whose tokens are gated."""
+        """Number of whole segments whose tokens are gated."""
         return (self.length - self.plain - self.rest) // self.rules.segment if self.segments else 0
 
     def positions(self, device: torch.device) -> Tensor:
@@ -58,9 +58,8 @@ class SegmentCut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedRows:
-    """One layer's work on the gated rows.
-
-    sums [B, KH, N, D, D + 1] float32: M and, in the last column, z after each segment.
+    """One layer's results for the gated rows. sums [B, KH, N, D, D + 1] float32: M and, in the last column, z after
+    each segment.
     """
 
     read: Tensor
@@ -70,19 +69,19 @@ class GatedRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Whole:
-    """The outcome."""
+class WholeTextRun:
+    """The result for whole texts."""
 
     plain: Tensor
     gated: Tensor
     """`plain` [B, p, E], `gated` [B, L - p - skipped, E]: rows after the final norm; p is the cut's `plain`."""
     skipped: int
-    """Gated rows that were left out, the first ones."""
+    """Number of first gated rows that were left out."""
     seen: list[GatedRows]
-    """By layer where it was asked for; empty where nothing is gated."""
+    """Results by layer, if requested; empty if nothing is gated."""
 
 
-def run_whole(
+def run_whole_texts(
     base: PlainBase,
     gate: MemoryGate,
     ids: Tensor,
@@ -91,10 +90,10 @@ def run_whole(
     needed: int = 0,
     checkpointing: bool = False,
     watch: bool = False,
-) -> Whole:
+) -> WholeTextRun:
     """Run texts ids [B, L] with `segments` segments folded when their rest is read.
 
-    needed: the first gated row that is wanted; where it is in the rest, the last layer leaves out the segments.
+    needed: the first gated row that is needed; if it is in the rest, the last layer leaves out the segments.
     checkpointing: keep one tensor of each layer for the gradients and compute the others again. watch: fill `seen`.
     """
     cut = SegmentCut(gate.rules, ids.shape[1], segments)
@@ -118,11 +117,11 @@ def run_whole(
             )
             gated = outcome[0]
             seen += [outcome[1]] if watch else []
-    return Whole(base.final(plain), base.final(gated), skipped if cut.segments else 0, seen)
+    return WholeTextRun(base.final(plain), base.final(gated), skipped if cut.segments else 0, seen)
 
 
 def _plain_layer(base: PlainBase, layer: PlainLayer, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor]:
-    """The layer as the base runs it: rows, keys and values."""
+    """The layer as in the base: rows, keys and values."""
     q, k, v = base.heads(layer, x, turns)
     keys, values = _of_queries((k, v), q.shape[1])
     return base.finish(layer, x, F.scaled_dot_product_attention(q, keys, values, is_causal=True)), k, v
@@ -138,7 +137,7 @@ class _GatedLayer:
     cut: SegmentCut
     turns: Turns
     skipped: int
-    """The first ones, of which only keys and values are computed."""
+    """Number of first rows for which only keys and values are computed."""
 
     def __call__(self, x: Tensor, k0: Tensor, v0: Tensor) -> tuple[Tensor, GatedRows]:
         """Rows x [B, n, E] through the layer. k0, v0 [B, KH, p, D]: of the rows before them."""
@@ -172,7 +171,7 @@ def _attend(q: Tensor, pairs: Pairs, sink: Pairs, cut: SegmentCut) -> Tensor:
 
 
 def _attend_blocks(q: Tensor, pairs: Pairs, sink: Pairs, size: int) -> Tensor:
-    """Attention inside blocks of `size` rows, each over the sink first: [B, H, n, D]"""
+    """Attention inside blocks of `size` rows, each after the sink: [B, H, n, D]."""
     blocks, before = q.shape[2] // size, sink[0].shape[2]
     keys, values = (
         torch.cat((first[:, :, None].expand(-1, -1, blocks, -1, -1), _blocks(own, size)), 3).flatten(1, 2)
@@ -196,7 +195,9 @@ def _read(marked: Tensor, sums: Tensor, cut: SegmentCut) -> Tensor:
     grouped = marked.view(batch, kv_heads, heads // kv_heads, rows, width)
     both = grouped[:, :, :, folded:] @ sums[:, :, -1:]
     if segments:
-        before = F.pad(sums, (0, 0, 0, 0, 1, 0))[:, :, -1 - segments : -1, None]  # what each gated segment finds
+        before = F.pad(sums, (0, 0, 0, 0, 1, 0))[
+            :, :, -1 - segments : -1, None
+        ]  # the memory that each gated segment reads
         own = grouped[:, :, :, :folded].reshape(batch, kv_heads, -1, segments, cut.rules.segment, width)
         read = own.transpose(2, 3) @ before  # [B, KH, N, H / KH, G, D + 1]
         both = torch.cat((read.transpose(2, 3).flatten(3, 4), both), 3)

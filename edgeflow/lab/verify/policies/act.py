@@ -1,8 +1,8 @@
 """Checks of an ACT checkpoint against outputs recorded from the original implementation, in float32.
 
-Compared is every stored value (`<case>.mid.*`, `<case>.out.*`): normalised inputs, feature maps, camera positions,
+Every stored value is compared (`<case>.mid.*`, `<case>.out.*`): normalised inputs, feature maps, camera positions,
 tokens and positions of the encoder, outputs of encoder and decoder, the chunk, and the chunk in the robot's units,
-which is made from the stored chunk. `ensemble.<name>.out.actions` are compared with the SDK's temporal ensembling.
+computed from the stored chunk. `ensemble.<name>.out.actions` are compared with the SDK's temporal ensembling.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT, CHUNK, ACTIONS = "in.", "out.action_chunk", "out.action_chunk_unnormalize
 
 
 def verify(directory: Path, asked: Verification) -> Results:
-    """Every comparison of a bundle; ConfigError for modes, weights and operators, of which ACT has no others."""
+    """Every comparison of a bundle; ConfigError for modes, weights and operators that ACT does not have."""
     if asked.weights != "float":
         raise ConfigError(f"weights: policies of this family, act, have float weights, not {asked.weights}")
     if asked.operators is not None:
@@ -62,7 +62,7 @@ class _Checker:
         self._normalise = {name: InputNormaliser(processors.inputs.get(name), network.device) for name in config.inputs}
 
     def check(self, case: RecordedCase) -> Iterator[CheckResult]:
-        """Compare a case, in the order of the computation; a stored value that is not known is infinitely off."""
+        """Compare a case, in the order of the computation; an unknown stored value is infinitely off."""
         with torch.inference_mode():
             found = self._compute(case)
         stored = {name: tensor for name, tensor in case.tensors.items() if not name.startswith(INPUT)}
@@ -75,7 +75,7 @@ class _Checker:
             yield CheckResult(case.name, f"unknown {name}", math.inf, TOLERANCE)
 
     def _compute(self, case: RecordedCase) -> dict[str, Tensor]:
-        """Every quantity of a case as it would be stored, by name: encoder and decoder with the sequence first."""
+        """Every quantity of a case in its stored form, by name: encoder and decoder with the sequence first."""
         network, cameras = self._network, self._config.cameras
         inputs = self._inputs(case)
         vectors = [inputs[name] for name in self._config.vectors]
@@ -114,7 +114,7 @@ class _Checker:
         return inputs
 
     def _restored(self, case: RecordedCase) -> dict[str, Tensor]:
-        """The stored chunk in the robot's units: the network's deviation has been compared before."""
+        """The stored chunk in the robot's units; the network's deviation has been checked before."""
         if CHUNK not in case.tensors:
             return {}
         chunk, action = case.tensors[CHUNK].double(), self._processors.action
@@ -122,7 +122,7 @@ class _Checker:
 
 
 def _fits(tensor: Tensor, dims: tuple[int | None, ...]) -> bool:
-    """True for [B, dims], where None is any length; of B and the lengths none is 0."""
+    """True for shape [B, dims]; None is any length. Neither B nor a length may be 0."""
     lengths = zip(tensor.shape[1:], dims, strict=False)
     return (
         len(tensor.shape) == 1 + len(dims)
@@ -132,13 +132,13 @@ def _fits(tensor: Tensor, dims: tuple[int | None, ...]) -> bool:
 
 
 def _quantity(name: str) -> str:
-    """`mid.feature_map.observation.images.top` → `feature map observation.images.top`"""
+    """From `mid.feature_map.observation.images.top` to `feature map observation.images.top`."""
     group, _, feature = name.partition(".")[2].partition(".")
     return f"{group.replace('_', ' ')} {feature}".rstrip()
 
 
 def _check_ensembles(directory: Path) -> Iterator[CheckResult]:
-    """Compare the actions of control steps at which a chunk arrives each time."""
+    """Compare the actions of control steps with a new chunk at each step."""
     listed = Fields(CASES_FILE, read_json(directory / CASES_FILE))
     if "ensemble" not in listed:
         return
@@ -161,7 +161,7 @@ def _ensemble_part(tensors: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _ensembled(chunks: Tensor, coefficient: float) -> Tensor:
-    """Chunks [steps, B, horizon, D], one per step → the action of each step [steps, B, D]"""
+    """From chunks [steps, B, horizon, D], one per step, to the action of each step [steps, B, D]."""
     values = chunks.double().numpy()
     actions = []
     for step in range(len(values)):

@@ -71,7 +71,7 @@ PIPELINE_FILLS = 3  # frames a check runs, in multiples of K: fill, steady state
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenVLACase:
-    """A recorded case. A quantity that is None, or has no tensor of its name, was not recorded."""
+    """A recorded case. A quantity that is None, or that has no tensor of its name, was not recorded."""
 
     name: str
     image: NDArray[np.uint8]
@@ -79,9 +79,9 @@ class OpenVLACase:
     instruction: str
     unnorm_key: str | None
     input_ids: list[int] | None
-    """Text tokens, whether or not the trailing space piece is among them."""
+    """Text tokens, with or without the final space piece."""
     prompt_ids: list[int] | None
-    """With it."""
+    """Text tokens with the final space piece."""
     action_token_ids: list[int]
     normalized_actions: list[float] | None
     actions: list[float] | None
@@ -89,7 +89,7 @@ class OpenVLACase:
 
 
 def read_bundle(directory: Path) -> list[OpenVLACase]:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the wrong entry."""
     return [_case(directory, recorded) for recorded in read_cases(directory)]
 
 
@@ -111,7 +111,7 @@ def _case(directory: Path, recorded: RecordedCase) -> OpenVLACase:
 
 @dataclass(frozen=True, slots=True)
 class _PreparedCase:
-    """A recorded case and its frame as the policy prepares it."""
+    """A recorded case and its frame, prepared by the policy."""
 
     recorded: OpenVLACase
     frame: PreparedFrame
@@ -122,8 +122,9 @@ class _PreparedCase:
 
 
 def verify(directory: Path, asked: Verification) -> Results:
-    """Every comparison of a bundle, or of its exported graphs, with the mode it was made in; or the cost of another
-    precision of weights."""
+    """Every comparison of a bundle, or of its exported graphs, with its mode; or the cost of another precision of
+    weights.
+    """
     if asked.artifact is not None:
         return verify_exported(directory, asked.artifact, asked)
     if asked.weights != "float":
@@ -144,7 +145,7 @@ def _program(directory: Path) -> StageProgram:
 
 
 def _weights_cost(directory: Path, weights: str, device: torch.device) -> Results:
-    """Logits and tokens of weights and rows in another precision against float32."""
+    """Logits and tokens with weights and rows in another precision, compared with float32."""
     table = operator_table(None, weights, device, torch.float32)
     exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
     results: Results = []
@@ -155,21 +156,22 @@ def _weights_cost(directory: Path, weights: str, device: torch.device) -> Result
 
 
 def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Results:
-    """Logits and tokens over slots of a format against the model's own, its tokens in every mode, its memory.
+    """Logits and tokens over slots of a format compared with the model's own, its tokens in every mode, and its
+    memory.
 
     ConfigError for a format that cannot serve the checkpoint, before its weights are read.
     """
     check_action_tokens("kv", kv_format, load_config(directory).action_width)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
     policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
-    cases, told = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
+    cases, mode = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
     results: Results = []
     for case in cases:
         wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
-        results += [(told, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
+        results += [(mode, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
     capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
     exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
-    results.append((told, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
+    results.append((mode, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
     alone = [decodings[0] for decodings in decode(cases, policy, SERIAL, table, kv_format=kv_format)]
     for name, pace in paces_by_mode(asked.modes or OTHERS, _program(directory)).items():
         for shift in Shift:
@@ -187,7 +189,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
 
 @torch.inference_mode()
 def _forced(case: _PreparedCase, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
-    """Logits [K, V] of the recorded action tokens, each over those recorded before it."""
+    """Logits [K, V] of the recorded action tokens, each given the recorded tokens before it."""
     device = policy.device
     (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
     before = torch.tensor(case.recorded.action_token_ids[:-1], device=device)
@@ -204,7 +206,7 @@ def verify_bundle(
     table: OperatorTable | None = None,
     device: torch.device = CPU,
 ) -> list[CheckResult]:
-    """Every comparison of a policy's bundle, case by case; CheckpointError when it is not one."""
+    """Every comparison of a policy's bundle, case by case; CheckpointError if it is not one."""
     policy = OpenVLAPolicy.load(directory, torch.float32, device, table=table)
     cases = [prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
@@ -223,8 +225,8 @@ def verify_bundle(
 
 
 def prepared(case: OpenVLACase, policy: OpenVLAFrames) -> _PreparedCase:
-    """A recorded case as the policy prepares it."""
-    policy.action_schema(case.unnorm_key)  # an unknown key is told before anything runs
+    """A recorded case prepared by the policy."""
+    policy.action_schema(case.unnorm_key)  # reject an unknown key before anything runs
     return _PreparedCase(case, PreparedFrame(policy.preprocess(case.image), policy.prompt_ids(case.instruction)))
 
 
@@ -239,7 +241,7 @@ def _check_inputs(case: _PreparedCase) -> Iterator[CheckResult]:
 
 
 def _check_resize_variants(case: _PreparedCase, policy: OpenVLAPolicy) -> Iterator[CheckResult]:
-    """Check the first tower's pixels under the other resize strategies."""
+    """Compare the first tower's pixels under the other resize strategies."""
     for name in case.recorded.tensors:
         quantity, _, strategy = name.partition(".")
         if quantity == "pixel_values_first3" and strategy in RESIZE_STRATEGIES:
@@ -257,7 +259,7 @@ def _check_vision(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.devi
 
 
 def _check_hidden(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
-    """The prefill's last row as the head sees it."""
+    """Compare the prefill's last row, the input of the head."""
     if "final_hidden_last" in case.recorded.tensors:
         (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
         layout = PackedLayout.of([Span(0, 0, len(rows))], device)
@@ -276,7 +278,7 @@ def decode(
 ) -> list[list[DecodedFrame]]:
     """Decode every case several times, so that the pipeline fills, runs full and drains; decodings case by case.
 
-    Where frames draft, they follow each other at once, so that some are overtaken, and then one by one.
+    Drafting frames first follow each other at once, so that some are overtaken, and then one by one.
     """
     longest = max(len(case.frame.prompt_ids) for case in cases)
     capacity = policy.image_tokens + longest + policy.K
@@ -296,7 +298,7 @@ def decode(
 
 
 def check_decoding(case: _PreparedCase, decodings: list[DecodedFrame], policy: OpenVLAFrames) -> Iterator[CheckResult]:
-    """Logits, tokens and actions of the decodings of a case."""
+    """Compare logits, tokens and actions of the decodings of a case."""
     recorded, key = case.recorded, case.recorded.unnorm_key
     logits = torch.stack([torch.stack(decoded.logits) for decoded in decodings]).cpu()
     yield from _checked(case, "prefill logits", "prefill_last_logits", logits[:, 0], FEATURE_TOLERANCE)
@@ -315,7 +317,7 @@ def check_decoding(case: _PreparedCase, decodings: list[DecodedFrame], policy: O
 
 
 def _check_steps(case: _PreparedCase, logits: Tensor) -> Iterator[CheckResult]:
-    """Check logits [n, K, V] against the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
+    """Compare logits [n, K, V] with the largest ones of each step: `step_top<n>_ids` and `step_top<n>_logits`."""
     for name, ids in case.recorded.tensors.items():
         if not re.fullmatch(r"step_top\d+_ids", name):
             continue
@@ -335,7 +337,7 @@ def _checked(case: _PreparedCase, quantity: str, name: str, found: Tensor, toler
 
 
 def verify_exported(directory: Path, artifact: Path, asked: Verification) -> Results:
-    """The answers of the graphs to all recordings; ConfigError for an artifact of another checkpoint."""
+    """The graphs' answers to all recordings; ConfigError for an artifact of another checkpoint."""
     manifest = artifact_of(directory, artifact)
     runtime = Runtime(threads=torch.get_num_threads())
     placement = Placement(dtype=torch.float32, device=asked.device, table=built_in_table(), runtime=runtime)

@@ -40,18 +40,18 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 _BOUNDS = {"bounds_q99": "q99", "bounds": "min_max"}
-_CUSTOMARY_RATE_HZ = 10.0  # of a platform without preset; no recorded value depends on it
+_CUSTOMARY_RATE_HZ = 10.0  # rate of a platform without preset; recorded values do not depend on it
 MODE = "one pass"
 GIVEN = ("in.input_ids", "in.proprio_raw")
 """Inputs, which are not compared."""
 ACTIONS = "out.actions"
 LARGEST = ("mid.action_logits_top32_ids", "mid.action_logits_top32_values")
 TOLERANCE = 1e-4
-"""Absolute, as the bundles state it."""
+"""Absolute tolerance, as the bundles state it."""
 PIXEL_TOLERANCE = 1e-6
 LARGEST_MARGIN = 1e9
 SPACE_ID = 29871
-"""Llama 2's space, with which prompts end, where a bundle has no tokenizer."""
+"""Llama 2's space, with which prompts end; used if a bundle has no tokenizer."""
 _IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 _SYMMETRIC = {"mean": [0.5] * 3, "std": [0.5] * 3}
 NORMALISATIONS = {"dinov2": _IMAGENET, "siglip": _SYMMETRIC}
@@ -68,7 +68,7 @@ class OFTCase:
     unnorm_key: str
     proprio: bool
     action_head: bool
-    """Both: whether they took part."""
+    """Both: whether they were used."""
     values: Mapping[str, Any]
     """Its entry in cases.json."""
     tensors: Mapping[str, Tensor]
@@ -76,7 +76,7 @@ class OFTCase:
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """The prompt's text ids as recorded; CheckpointError where they are not whole numbers."""
+        """The prompt's text ids as recorded; CheckpointError if they are not whole numbers."""
         ids = self.tensor("in.input_ids").flatten()
         if ids.dtype not in (torch.int64, torch.int32) or not len(ids):
             raise CheckpointError(f"{TENSORS_FILE}: {self.name}.in.input_ids has {len(ids)} values of {ids.dtype}")
@@ -84,14 +84,14 @@ class OFTCase:
 
     @property
     def raw_state(self) -> tuple[float, ...]:
-        """The state as it was given, in the data's units; CheckpointError where it is not a vector."""
+        """The state as it was given, in the data's units; CheckpointError if it is not a vector."""
         raw = self.tensor("in.proprio_raw")
         if raw.dim() != 1:
             raise CheckpointError(f"{TENSORS_FILE}: {self.name}.in.proprio_raw has shape {list(raw.shape)}")
         return tuple(raw.tolist())
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor that must be there."""
+        """A required tensor."""
         if name not in self.tensors:
             raise CheckpointError(f"{TENSORS_FILE} lacks {self.name}.{name}: name the directory of a bundle")
         return self.tensors[name]
@@ -102,10 +102,10 @@ class OFTBundle:
     """A recording of OpenVLA-OFT."""
 
     constants: Mapping[str, Any]
-    """The settings of all cases, but for images, proprio and action_head."""
+    """The settings of all cases, except images, proprio and action_head."""
     cases: list[OFTCase]
     strays: tuple[str, ...] = ()
-    """Tensors of no case."""
+    """Names of tensors that belong to no case."""
 
     def settings(self, case: OFTCase) -> OFTSettings:
         """The settings that a case was recorded with."""
@@ -116,7 +116,7 @@ class OFTBundle:
 
 
 def read_oft_bundle(directory: Path) -> OFTBundle:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the wrong entry."""
     values = read_json(directory / CASES_FILE)
     cases = [_case(directory, each, values.get("unnorm_key")) for each in read_cases(directory)]
     prefixes = tuple(f"{case.name}." for case in cases)
@@ -188,25 +188,23 @@ def verify(directory: Path, asked: Verification) -> Results:
 
 
 def _unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
-    """Stored values that nothing was compared with."""
+    """Stored values that were not compared with anything."""
     for name in sorted(names):
         yield CheckResult(case, f"unknown {name}", math.inf, TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """A case, the policy of its settings, which cases of equal settings share, and the case's frame as it is
-    prepared.
-    """
+    """A case, the policy with its settings, which cases of equal settings share, and the case's prepared frame."""
 
     case: OFTCase
     policy: OpenVLAOFTPolicy
     frame: OFTFrame
     action: VectorBounds
     tokenised: tuple[int, ...] | None
-    """The text ids, where the bundle has a tokenizer."""
+    """The text ids, if the bundle has a tokenizer."""
     compared: set[str] = field(default_factory=set)
-    """Names of the stored tensors that were."""
+    """Names of the stored tensors that were compared."""
 
     def checked(self, quantity: str, name: str, found: Tensor, tolerance: float = TOLERANCE) -> Iterator[CheckResult]:
         """Compare `found` with the recorded tensor of that name, if there is one."""
@@ -243,7 +241,7 @@ def _subjects(directory: Path, bundle: OFTBundle, table: OperatorTable, device: 
 
 @dataclass(frozen=True, slots=True)
 class _SharedParts:
-    """The parts of a checkpoint that the policies of all settings share."""
+    """The parts of a checkpoint that policies with different settings share."""
 
     directory: Path
     config: OpenVLAConfig
@@ -252,7 +250,7 @@ class _SharedParts:
     vision: OpenVLAVision
 
     def policy(self, settings: OFTSettings) -> OpenVLAOFTPolicy:
-        """A policy to which ids are given."""
+        """A policy that receives ids."""
         statistics = read_statistics(self.directory, settings)
         files, width = find_files(self.directory, settings), self.config.text.hidden_size
         network = OFTNetwork(
@@ -266,7 +264,7 @@ class _SharedParts:
 
 
 def _processor(directory: Path) -> dict[str, Any]:
-    """preprocessor_config.json, or what the published towers take where a bundle has none."""
+    """preprocessor_config.json, or the published towers' values if a bundle has none."""
     name = "preprocessor_config.json"
     if (directory / name).is_file():
         return read_json(directory / name)
@@ -281,7 +279,7 @@ def _processor(directory: Path) -> dict[str, Any]:
 
 
 def _frame(case: OFTCase, policy: OpenVLAOFTPolicy, tokenised: tuple[int, ...] | None) -> OFTFrame:
-    """The frame as the policy prepares it, with the recorded ids and the space after them."""
+    """The frame prepared by the policy, with the recorded ids and the space after them."""
     ids, vocabulary = case.input_ids, policy.network.decoder.config.vocab_size
     if not all(0 <= each < vocabulary for each in ids):
         raise CheckpointError(f"{case.name}.in.input_ids has ids beyond the vocabulary of {vocabulary}")
@@ -314,7 +312,7 @@ def _check_inputs(subject: _Subject) -> Iterator[CheckResult]:
 
 
 def _check_rows(subject: _Subject) -> Iterator[CheckResult]:
-    """All rows, before and after the language model, and those that are read."""
+    """Compare all rows, before and after the language model, and those that are read."""
     policy, network = subject.policy, subject.policy.network
     pixels = subject.frame.pixel_values[None].to(policy.device)
     yield from subject.checked("projected patches", "mid.projected_patches", network.image_rows(pixels))
@@ -333,7 +331,7 @@ def _check_rows(subject: _Subject) -> Iterator[CheckResult]:
 
 
 def _check_logits(subject: _Subject, logits: Tensor) -> Iterator[CheckResult]:
-    """The recorded largest logits [n, 32], their order, the margin of the largest, and the tokens."""
+    """Compare the recorded largest logits [n, 32], their order, the margin of the largest, and the tokens."""
     case = subject.case
     ids, values = (case.tensors.get(name) for name in LARGEST)
     if ids is not None and values is not None:
@@ -357,7 +355,7 @@ def _check_logits(subject: _Subject, logits: Tensor) -> Iterator[CheckResult]:
 
 
 def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
-    """The chunk of each case in one pass with all cases of its settings, as frames of several robots are."""
+    """The chunk of each case in one pass with all cases of its settings, like frames of several robots."""
     found: dict[str, Tensor] = {}
     for policy in {id(each.policy): each.policy for each in subjects}.values():
         alike = [each for each in subjects if each.policy is policy]
@@ -369,7 +367,7 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
 
 
 def _check_answer(subject: _Subject, together: Tensor) -> Iterator[CheckResult]:
-    """The chunk, of the frame by itself and with others."""
+    """Compare the chunk, of the frame by itself and with others."""
     case, policy = subject.case, subject.policy
     (alone,) = policy.run([subject.frame]).cpu()
     found = torch.stack([alone, together])

@@ -101,7 +101,7 @@ def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
         assert angle(reached, grasp) < 1e-6
 
 
-def test_most_chunks_that_are_drawn_keep_rows_to_a_goal_nearby(pairs):
+def test_most_sampled_chunks_keep_rows_to_a_nearby_goal(pairs):
     tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
     chunks, kept = draw_continued(tools, grasps, np.ones(len(pairs)), ROWS, np.random.default_rng(2))
     plain = expert_chunks(tools, grasps, np.ones(len(pairs)), ROWS)

@@ -57,7 +57,7 @@ def test_the_experts_mlp_is_as_wide_as_the_published_rule_makes_it():
     assert gate.shape == (size.expert_mlp, size.expert_width)
 
 
-def test_several_draws_of_a_chunk_give_what_each_gives_alone(network):
+def test_samples_of_a_chunk_do_not_depend_on_each_other(network):
     with torch.inference_mode():
         prefix, x, times = (
             prefix_of(network),

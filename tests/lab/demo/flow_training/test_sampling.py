@@ -53,7 +53,7 @@ def test_an_answer_in_a_batch_is_the_answer_alone(sampler_of):
     assert not np.allclose(together[0], together[1], atol=1e-2)
 
 
-def test_an_answer_keeps_the_rows_that_pass_before_it_arrives_and_goes_on_from_them(sampler_of):
+def test_an_answer_keeps_the_rows_that_pass_before_it_arrives_and_continues_from_them(sampler_of):
     free = sampler_of()([observed()])[0]
     left = free[3:] + 1.0
     kept = sampler_of()([observed(left=left, delay=3)])[0]

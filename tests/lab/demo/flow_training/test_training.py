@@ -32,7 +32,7 @@ def data(tmp_path_factory):
     return make_flow_dataset(tmp_path_factory.mktemp("data"), CHUNK, 0, lambda count: None, workers=1)
 
 
-def test_rows_hold_the_arm_as_it_was_drawn(data):
+def test_rows_hold_the_rendered_arm(data):
     labels = label_all(data, FlowSize().chunk)
     studio = FlowStudio()
     first = studio.shoot(np.random.default_rng([0, 0]))
@@ -138,6 +138,6 @@ def test_the_rate_warms_up_and_falls_in_each_phase():
 
 
 @pytest.mark.parametrize("minutes", [0.0, -1.0])
-def test_a_budget_of_nothing_is_refused(minutes):
+def test_a_budget_of_nothing_is_rejected(minutes):
     with pytest.raises(ConfigError, match="minutes must be above 0"):
         plan_for(minutes)

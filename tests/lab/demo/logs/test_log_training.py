@@ -13,7 +13,7 @@ from edgeflow.lab.demo.chat.export import write_chat_checkpoint
 from edgeflow.lab.demo.chat.logs import trainer as training
 from edgeflow.lab.demo.chat.logs.command import eval_logs_command
 from edgeflow.lab.demo.chat.logs.dialogs import draw_dialog
-from edgeflow.lab.demo.chat.logs.evaluate import Count, GradedLog, LogReport
+from edgeflow.lab.demo.chat.logs.evaluate import ExactCount, GradedLogAnswer, LogReport
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace, held_out_questions
 from edgeflow.lab.demo.chat.logs.trainer import LogPlan, LogTrainer, plan_for, train_logs
 from edgeflow.lab.demo.chat.tokenizer import chat_text
@@ -46,7 +46,7 @@ def test_held_out_prompts_fit(tokenizer):
     assert 200 < min(lengths) < 400 and 1800 < max(lengths) < 2040
 
 
-def test_resumed_training_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_resumed_training_ends_like_an_uninterrupted_run(tmp_path):
     through = LogTrainer(PLAN, 0, "cpu")
     losses = [through.step()[0] for _ in range(6)]
     first = LogTrainer(PLAN, 0, "cpu")
@@ -76,7 +76,7 @@ def test_training_begins_with_a_given_checkpoint(tmp_path):
         assert torch.equal(value, first.network.state_dict()[name].bfloat16().float()), name
 
 
-def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
+def test_a_checkpoint_of_another_layout_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"begin: .* has no model\.safetensors"):
         LogTrainer(PLAN, 0, "cpu", tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"junk")
@@ -87,7 +87,7 @@ def test_a_checkpoint_of_another_layout_is_refused(tmp_path):
         LogTrainer(PLAN, 0, "cpu", tmp_path)
 
 
-def test_a_run_does_not_go_on_from_another_beginning(tmp_path):
+def test_a_run_does_not_resume_from_another_checkpoint(tmp_path):
     first = LogTrainer(PLAN, 0, "cpu")
     first.learner.save(tmp_path / "state", PLAN.steps)
     first.learner.load(tmp_path / "state", PLAN.steps)
@@ -126,9 +126,11 @@ def test_the_embedded_model_is_known_by_its_name(capsys):
 
 def test_a_report_counts_by_kind_and_place():
     questions = list(held_out_questions(16, "0", 300))
-    graded = tuple(GradedLog(each, each.asked.answer if index else "wrong") for index, each in enumerate(questions))
+    graded = tuple(
+        GradedLogAnswer(each, each.asked.answer if index else "wrong") for index, each in enumerate(questions)
+    )
     report = LogReport(graded)
     assert report.share == 15 / 16
-    assert report.cells()["ever fault", EvidencePlace.START] == Count(0, 1)
-    assert report.cells()["held at fault", EvidencePlace.MIDDLE] == Count(1, 1)
-    assert report.summary(asked=True) == Count(13, 14) and report.summary(asked=False) == Count(2, 2)
+    assert report.cells()["ever fault", EvidencePlace.START] == ExactCount(0, 1)
+    assert report.cells()["held at fault", EvidencePlace.MIDDLE] == ExactCount(1, 1)
+    assert report.summary(asked=True) == ExactCount(13, 14) and report.summary(asked=False) == ExactCount(2, 2)

@@ -70,7 +70,7 @@ def test_a_gate_can_be_trained_on_the_file(tmp_path):
     assert len(data.lines) == 8 and data.short == 0
 
 
-def test_the_command_writes_the_file_and_refuses_logs_that_are_too_long(tmp_path):
+def test_the_command_writes_the_file_and_rejects_logs_that_are_too_long(tmp_path):
     draw_logs_command(tmp_path / "new" / "logs.jsonl", LongLogs(rules=RULES, most_segments=1), 2, 0)
     assert len((tmp_path / "new" / "logs.jsonl").read_text().splitlines()) == 2
     with pytest.raises(ConfigError, match=r"segments: at most 14: .* and logs of 1517 lines"):
@@ -89,7 +89,7 @@ def test_the_command_says_how_to_train_on_the_file(tmp_path, capsys):
     assert result.exit_code == 0 and "2 texts, 1 step" in result.stderr.splitlines()
 
 
-def test_the_command_tells_programs_too(tmp_path, capsys):
+def test_the_command_prints_json(tmp_path, capsys):
     path = tmp_path / "logs.jsonl"
     draw_logs_command(path, LongLogs(rules=RULES, most_segments=1), 1, 0, as_json=True)
     told = json.loads(capsys.readouterr().out)
@@ -97,7 +97,7 @@ def test_the_command_tells_programs_too(tmp_path, capsys):
     assert told == {"conversations": 1, "bytes": path.stat().st_size, **sizes}
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path):
+def test_a_file_that_cannot_be_written_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"out: .* is not a regular file"):
         draw_logs_command(tmp_path, LongLogs(rules=RULES), 2, 0)
 
@@ -118,7 +118,7 @@ def source_of(sink, window, segment, turns=6, segments=1):
         (source_of(32, 96, 256, turns=100), "turns: at most 67: "),
     ],
 )
-def test_sizes_that_no_log_has_are_refused_with_the_nearest_that_one_has(source, message):
+def test_sizes_that_no_log_has_are_rejected_with_the_nearest_that_one_has(source, message):
     with pytest.raises(ConfigError, match=message):
         source.check()
 
@@ -135,7 +135,7 @@ def test_sizes_that_no_log_has_are_refused_with_the_nearest_that_one_has(source,
         source_of(32, 96, 2039, turns=67),
     ],
 )
-def test_the_smallest_sizes_that_are_not_refused_are_drawn(source):
+def test_the_smallest_sizes_that_are_not_rejected_are_drawn(source):
     source.check()
     rng = random.Random(0)
     for _ in range(30):

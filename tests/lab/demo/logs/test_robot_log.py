@@ -85,5 +85,5 @@ def test_events_fit_the_shortest_regions(lines):
         assert all(line - 10 in range(lines) for line in busy if faults[line] == winners[0][0])
 
 
-def test_the_same_seed_draws_the_same_log():
+def test_the_same_seed_gives_the_same_log():
     assert drawn(50, seed=3) == drawn(50, seed=3) != drawn(50, seed=4)

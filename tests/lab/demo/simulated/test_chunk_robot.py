@@ -63,13 +63,13 @@ def test_the_experts_chunks_succeed_with_moving_objects(sim, pass_ms):
     assert min(min(result.ages_ns) for result in results) == pass_ms * MS
 
 
-def test_a_delayed_chunk_is_played_from_the_row_that_is_due(sim):
+def test_a_delayed_chunk_is_executed_from_the_row_that_is_due(sim):
     result = run(sim, 1, delay=Delay(200 * MS))
     assert result.outcome is EpisodeOutcome.SUCCESS
     assert min(result.ages_ns) == 200 * MS
 
 
-def test_a_robot_that_hears_nothing_stops_when_the_chunk_is_no_longer_valid(sim, monkeypatch):
+def test_without_answers_a_robot_stops_when_its_chunk_expires(sim, monkeypatch):
     """The first answer takes 100 ms, the next one comes after its validity of 250 ms: HOLD in between."""
     held = []
     monkeypatch.setattr(RobotSim, "hold", lambda self: held.append(self.time))

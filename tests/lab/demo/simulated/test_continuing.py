@@ -156,7 +156,7 @@ def run(sim, execution, *, pass_ms=1, delay=None, period_s=0.05):
         (1, Delay(120 * MS, 15 * MS, seed=1)),
     ],
 )
-def test_an_answer_is_asked_to_keep_the_rows_that_are_played_until_it_arrives(sim, heard, pass_ms, delay):
+def test_an_answer_must_keep_the_rows_that_are_executed_until_it_arrives(sim, heard, pass_ms, delay):
     engine, result = run(sim, Execution.RTC, pass_ms=pass_ms, delay=delay)
     end_ns = START_NS + result.seconds * 1e9
     arrived = {stamp_ns: time_ns for stamp_ns, (time_ns, _) in heard.arrivals.items() if time_ns < end_ns}
@@ -181,7 +181,7 @@ JITTERED = [(0.1, Delay(120 * MS, 40 * MS, seed=1)), (0.05, Delay(150 * MS, 60 *
 
 
 @pytest.mark.parametrize(("period_s", "delay"), JITTERED)
-def test_an_answer_that_is_played_at_once_goes_on_from_the_row_being_played(sim, heard, period_s, delay):
+def test_an_immediate_answer_continues_from_the_row_in_execution(sim, heard, period_s, delay):
     run(sim, Execution.RTC, delay=delay, period_s=period_s)
     arrivals = {action.seq: time_ns for time_ns, action in heard.arrivals.values()}
     at_once = [each for each in heard.changes() if each[2].report.continues and arrivals[each[2].seq] == each[1]]
@@ -192,7 +192,7 @@ def test_an_answer_that_is_played_at_once_goes_on_from_the_row_being_played(sim,
 
 
 @pytest.mark.parametrize(("period_s", "delay"), JITTERED)
-def test_a_late_answer_is_not_played_while_a_row_of_the_one_before_is_due(sim, heard, period_s, delay):
+def test_a_late_answer_waits_for_the_rows_of_the_chunk_before_it(sim, heard, period_s, delay):
     _, result = run(sim, Execution.RTC, delay=delay, period_s=period_s)
     after_late = [each for each in heard.changes() if each[2].late]
     assert heard.late
@@ -203,7 +203,7 @@ def test_a_late_answer_is_not_played_while_a_row_of_the_one_before_is_due(sim, h
 
 
 @pytest.mark.parametrize("delay", [None, Delay(180 * MS)])
-def test_a_fresh_robot_is_asked_to_continue_nothing(sim, heard, delay):
+def test_a_fresh_robot_continues_no_chunk(sim, heard, delay):
     engine, result = run(sim, Execution.FRESH, pass_ms=30, delay=delay)
     assert engine.asked == {}
     assert {(action.continues, action.conditioned_steps) for _, action in heard.arrivals.values()} == {(0, 0)}
@@ -214,7 +214,7 @@ def test_a_fresh_robot_is_asked_to_continue_nothing(sim, heard, delay):
 
 
 @pytest.mark.parametrize("delay", [None, Delay(180 * MS)])
-def test_a_synchronous_robot_rests_while_it_waits_and_plays_from_the_first_row(sim, monkeypatch, delay):
+def test_a_synchronous_robot_rests_while_it_waits_and_starts_at_the_first_row(sim, monkeypatch, delay):
     commands, holds = [], []
     command, hold = RobotSim.command, RobotSim.hold
 

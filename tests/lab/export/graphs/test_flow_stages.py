@@ -12,7 +12,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_chain_of_stages_is_what_the_formulas_say(name: str):
+def test_the_stages_compute_the_formulas(name: str):
     policy = policy_of(SHAPES[name])
     program, twin = program_of(policy), FlowTwin(policy.shape, policy.weights)
     for frame in random_frames(policy.shape, 4, seed=3):

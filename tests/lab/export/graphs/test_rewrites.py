@@ -53,7 +53,7 @@ def test_rope_becomes_slices_a_negation_and_a_concatenation(x: Tensor):
     assert (result(traced) - before).abs().max() <= CLOSE * before.abs().max()
 
 
-def test_another_write_of_a_half_is_left_alone(x: Tensor):
+def test_other_writes_of_a_half_are_unchanged(x: Tensor):
     def other(x: Tensor, sin: Tensor) -> list[Tensor]:
         turned = x * 2
         turned[..., :4].addcmul_(x[..., 4:], sin)  # not the negative of what follows

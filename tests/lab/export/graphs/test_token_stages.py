@@ -88,7 +88,7 @@ def by_decoder(model: LlamaDecoder, ids: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_chunks_and_steps_are_what_the_served_decoder_gives(name: str):
+def test_chunks_and_steps_equal_those_of_the_served_decoder(name: str):
     program, model = program_of(VARIANTS[name]), decoder(VARIANTS[name])
     texts = [PROMPT, PROMPT[::-1][:4]]
     slots = [NoisySlot(program) for _ in texts]
@@ -107,7 +107,7 @@ def test_chunks_and_steps_are_what_the_served_decoder_gives(name: str):
         assert (logits - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
 
 
-def test_a_bucket_beyond_the_positions_is_refused_with_both_numbers():
+def test_a_bucket_beyond_the_positions_is_rejected_with_both_numbers():
     with pytest.raises(ConfigError, match="a bucket of 25 tokens takes 25 rows and a slot has 24 positions"):
         program_of(VARIANTS["gqa"], text=(25,))
     with pytest.raises(ConfigError, match="positions: 4000; the model has 2048"):

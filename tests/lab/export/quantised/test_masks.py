@@ -79,7 +79,7 @@ def test_a_graph_that_hides_nothing_has_no_number():
     assert calibrate_mask(trace(bare), [example]) == math.inf
 
 
-def test_hidden_keys_weigh_nothing_at_16_bits_and_would_above_the_number(inputs):
+def test_hidden_keys_have_no_weight_at_16_bits_but_would_have_above_the_number(inputs):
     constant = calibrate_mask(trace(stage()), inputs)
     weighed = []
     for number in (constant, constant + margin(KEYS, 16) - 1.0):

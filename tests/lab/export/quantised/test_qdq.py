@@ -145,7 +145,7 @@ def test_only_scales_are_added_and_the_boundary_stays_float(step: StepGraph):
 
 
 @pytest.mark.parametrize("precision", MOST)
-def test_errors_are_as_small_as_the_steps_are_fine(step: StepGraph, precision: Precision):
+def test_errors_are_proportional_to_the_quantisation_steps(step: StepGraph, precision: Precision):
     assert 0 < step.error(step.quantised[precision]) <= MOST[precision]
 
 
@@ -169,7 +169,7 @@ def test_one_wrong_scale_breaks_the_bound_of_16_bits(step: StepGraph, name: str)
     assert step.error(broken) > 10 * MOST[Precision.INT16]
 
 
-def test_floats_stay_as_they_are_and_what_leaves_no_scale_is_refused(step: StepGraph):
+def test_floats_are_unchanged_and_minus_infinity_is_rejected(step: StepGraph):
     assert quantise(step.model, [], Precision.FLOAT32, quiet) is step.model
     with pytest.raises(ConfigError, match="minus infinity, which leaves no scale for scores"):
         quantise(step.infinite, step.inputs, Precision.INT16, quiet)

@@ -67,7 +67,7 @@ def test_a_group_that_is_not_full_is_filled_up_with_the_first_candidates():
     assert np.array_equal(last["x"][1], frames[0].noise[0].numpy())
 
 
-def test_frames_that_do_not_fit_and_no_frames_are_refused():
+def test_frames_that_do_not_fit_and_no_frames_are_rejected():
     program, (frame,) = program_of(), frames_of(SHAPE, 1)
     with pytest.raises(ConfigError, match="has no frames"):
         record_stage_inputs(program, [])
@@ -145,7 +145,7 @@ def by_decoder(export: TokenExport, prompt: tuple[int, ...]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_prefills_in_chunks_are_recorded_behind_what_slots_hold():
+def test_prefills_in_chunks_are_recorded_after_what_slots_hold():
     export = token_export(chunks=True, text=(CHUNK,))
     program = token_program(export)
     recorded = record_stage_inputs(program, random_frames(program, 3))
@@ -157,7 +157,7 @@ def test_prefills_in_chunks_are_recorded_behind_what_slots_hold():
     assert {each["seen"].sum() for each in steps} > {2 * (2 * CHUNK + 1)}
 
 
-def test_a_prompt_longer_than_its_slot_is_refused():
+def test_a_prompt_longer_than_its_slot_is_rejected():
     export = token_export(chunks=True, text=(CHUNK,))
     program = token_program(export)
     (frame,) = random_frames(program, 1)

@@ -36,13 +36,13 @@ def test_samples_are_joined_and_long_ones_dropped():
     assert [text.tolist() for text in found.held_out] == [[1, 2, 3]]
 
 
-def test_too_little_text_is_refused_with_what_is_needed():
+def test_too_little_text_is_rejected_with_what_is_needed():
     message = r"notes has 900 tokens in 3 samples .* 8192 tokens \(16 blocks of 512\)"
     with pytest.raises(ConfigError, match=message):
         of_samples("notes", [[1] * 300] * 3, [[1, 2]])
 
 
-def test_text_without_a_held_out_sample_is_refused():
+def test_text_without_a_held_out_sample_is_rejected():
     with pytest.raises(ConfigError, match="0 held-out samples"):
         of_samples("notes", [[1] * 512] * 16, [])
 
@@ -61,7 +61,7 @@ def test_paragraphs_of_a_file_are_samples(tmp_path: Path):
     assert of_text(file, tokenizer, seed=0).digest == found.digest != of_text(file, tokenizer, seed=1).digest
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path):
+def test_a_file_that_is_no_text_is_rejected(tmp_path: Path):
     file = tmp_path / "picture"
     file.write_bytes(b"\xff\xfe\x00\x80")
     tokenizer = letters(tmp_path)

@@ -27,12 +27,12 @@ def test_the_group_and_the_padding(widths: tuple[int, int], wanted: int | None, 
     assert (found.group, found.inner) == expected
 
 
-def test_a_width_that_no_group_divides_is_refused():
+def test_a_width_that_no_group_divides_is_rejected():
     with pytest.raises(CheckpointError, match="48 are not multiples of a group of 64 or 32"):
         grouping(LlamaConfig(**{**SIZE, "hidden_size": 48}, intermediate_size=96, num_key_value_heads=4))
 
 
-def test_outputs_that_do_not_fill_words_are_refused():
+def test_outputs_that_do_not_fill_words_are_rejected():
     config = LlamaConfig(**{**SIZE, "num_attention_heads": 16}, intermediate_size=96, num_key_value_heads=1)
     with pytest.raises(CheckpointError, match="k_proj has 4 outputs: the GEMM layout needs a multiple of 8"):
         grouping(config)

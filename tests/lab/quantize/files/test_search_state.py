@@ -47,7 +47,7 @@ def equal(first: BlockChoice, second: BlockChoice) -> bool:
     ) and all(torch.equal(limits, second.limits[name]) for name, limits in first.limits.items())
 
 
-def test_a_killed_search_goes_on(tmp_path: Path):
+def test_a_killed_search_resumes(tmp_path: Path):
     with pytest.raises(Killed):
         search(tmp_path / "killed", blocks=1)
     resumed, _ = search(tmp_path / "killed")
@@ -61,19 +61,19 @@ def test_blocks_that_are_done_are_not_searched_again(tmp_path: Path):
     assert searched == [] and all(map(equal, first, again))
 
 
-def test_other_settings_are_refused(tmp_path: Path):
+def test_other_settings_are_rejected(tmp_path: Path):
     SearchState(tmp_path, SETTINGS)
     with pytest.raises(ConfigError, match="group was 32, is 64"):
         SearchState(tmp_path, {**SETTINGS, "group": 64})
 
 
-def test_a_folder_with_other_files_is_refused(tmp_path: Path):
+def test_a_folder_with_other_files_is_rejected(tmp_path: Path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ConfigError, match="not empty and holds no search"):
         SearchState(tmp_path, SETTINGS)
 
 
-def test_settings_that_are_known_are_refused_before_the_others(tmp_path: Path):
+def test_settings_that_are_known_are_rejected_before_the_others(tmp_path: Path):
     SearchState(tmp_path, SETTINGS)
     check_folder(tmp_path, {"group": 32})
     with pytest.raises(ConfigError, match="group was 32, is 64"):

@@ -118,13 +118,13 @@ def test_the_configuration_states_groups_and_padding(tmp_path: Path):
     assert {tensor.dtype for tensor in tensors.values()} == {torch.int32, torch.float16}
 
 
-def test_a_quantised_model_is_refused(tmp_path: Path):
+def test_a_quantised_model_is_rejected(tmp_path: Path):
     write(write_source(tmp_path / "floats"), tmp_path / "out")
     with pytest.raises(CheckpointError, match=r"out is quantised already \(awq\)"):
         open_chat_source(tmp_path / "out")
 
 
-def test_another_family_is_refused(tmp_path: Path):
+def test_another_family_is_rejected(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(CheckpointError, match="'mamba'; supported: llama"):
         open_chat_source(tmp_path)

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgeflow.contract import Image, Observation
 from edgeflow.lab.quantize.policies.frames import RecordedFrame
-from edgeflow.lab.quantize.policies.served import Rows, ServedPolicy, action_rows, prefix_rows
+from edgeflow.lab.quantize.policies.served import FrameRows, ServedPolicy, action_rows, prefix_rows
 from edgeflow.lab.quantize.policies.sources import PolicySource, open_policy
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
@@ -58,7 +58,7 @@ def recorded(kind: str, shown: int, held_out: int) -> list[RecordedFrame]:
     ]
 
 
-def opened(kind: str, folder: Path, count: int) -> tuple[PolicySource, ServedPolicy, Rows]:
+def opened(kind: str, folder: Path, count: int) -> tuple[PolicySource, ServedPolicy, FrameRows]:
     """A policy, as it is served, and its rows for some frames."""
     directory = checkpoint(kind, folder)
     source = open_policy(directory)

@@ -38,14 +38,14 @@ def test_frames_are_read_as_they_were_written(tmp_path: Path):
         ({"0.image.top": PIXELS}, None, "frames must be a JSON list"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused(tmp_path: Path, tensors, facts, named: str):
+def test_a_file_that_does_not_fit_is_rejected(tmp_path: Path, tensors, facts, named: str):
     path = tmp_path / "frames.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, {"frames": json.dumps(facts)})
     with pytest.raises(ConfigError, match=f"(?s)calibration: .*{named}"):
         read_frames(path)
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path):
+def test_a_file_of_another_kind_is_rejected(tmp_path: Path):
     path = tmp_path / "frames.safetensors"
     path.write_text("frames")
     with pytest.raises(ConfigError, match="not a readable safetensors file"):
@@ -62,7 +62,7 @@ def test_the_seed_draws_frames_of_the_search_and_leaves_the_held_out_ones():
     assert len(first.shown) == FRAMES and first.held_out == other.held_out == (held_out.observation,)
 
 
-def test_too_few_frames_are_refused_with_what_is_needed():
+def test_too_few_frames_are_rejected_with_what_is_needed():
     with pytest.raises(ConfigError, match=r"has 15 frames and 1 held-out frames; at least 16"):
         chosen("a set", recorded("openvla", 15, 1), 0)
     with pytest.raises(ConfigError, match="a held-out one are needed"):

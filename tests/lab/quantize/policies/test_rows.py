@@ -11,7 +11,7 @@ from torch import Tensor
 from edgeflow.engine.flow.packed import FlowLayouts
 from edgeflow.engine.flow.policy import PrefixSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.lab.quantize.policies.served import ActionRows, Rows, ServedPolicy
+from edgeflow.lab.quantize.policies.served import ActionRows, FrameRows, ServedPolicy
 from edgeflow.lab.quantize.policies.sources import PolicySource
 from tests.lab.quantize.policies.cases import EMBEDDED, KINDS, opened
 
@@ -20,7 +20,7 @@ FRAMES = 6
 
 
 @torch.inference_mode()
-def through_blocks(source: PolicySource, rows: Rows) -> list[Tensor]:
+def through_blocks(source: PolicySource, rows: FrameRows) -> list[Tensor]:
     """The rows behind the last block and the final norm, [L, E] of each frame."""
     decoder = source.source.decoder
     hidden, rotation = list(rows.hidden), decoder.rotation(rows.longest)
@@ -35,7 +35,7 @@ def through_blocks(source: PolicySource, rows: Rows) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: Rows) -> list[Tensor]:
+def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: FrameRows) -> list[Tensor]:
     policy, frames = served.policy, [row for batch in rows.hidden for row in batch]
     if source.actions is not None:
         kv = policy.decoder.kv_slots(1, rows.longest)

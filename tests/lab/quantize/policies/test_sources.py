@@ -81,13 +81,13 @@ def test_layers_that_are_not_used_are_kept(tmp_path: Path):
     assert "text_model.layers.3." in open_policy(source).source.kept
 
 
-def test_a_prefix_whose_mlp_has_no_whole_groups_is_refused(tmp_path: Path):
+def test_a_prefix_whose_mlp_has_no_whole_groups_is_rejected(tmp_path: Path):
     source = tiny.write_checkpoint(tmp_path, Tiny(kind="pi0", width=32, expert=24, inner=48))
     with pytest.raises(CheckpointError, match="width 48 has no whole groups of 32"):
         open_policy(source)
 
 
-def test_a_quantised_policy_and_other_families_are_refused(tmp_path: Path):
+def test_a_quantised_policy_and_other_families_are_rejected(tmp_path: Path):
     source = checkpoint("pi05", tmp_path / "source")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
@@ -104,7 +104,7 @@ def test_a_chat_model_is_no_policy(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("kind", "frames_of"), [("pi0", "openvla"), ("openvla", "pi0")])
-def test_frames_that_a_policy_does_not_take_are_refused(kind: str, frames_of: str, tmp_path: Path):
+def test_frames_that_a_policy_does_not_take_are_rejected(kind: str, frames_of: str, tmp_path: Path):
     source = checkpoint(kind, tmp_path)
     with pytest.raises(ConfigError, match="calibration: the policy does not take the recorded frames"):
         ServedPolicy(source, open_policy(source).family, observations(frames_of, 2))

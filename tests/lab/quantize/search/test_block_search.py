@@ -143,7 +143,7 @@ def test_limits_count_the_rows_that_losses_count():
         assert torch.isclose(limits, wanted, rtol=1e-6).float().mean() >= 0.99
 
 
-def test_nothing_chosen_changes_nothing():
+def test_without_choices_nothing_changes():
     block, _, _ = case("qwen2")
     for name in LINEARS:
         assert torch.equal(BlockChoice().linear(name, block.weight(name)), block.weight(name))

@@ -151,7 +151,7 @@ def test_ensembles(newest_first: bool, tmp_path: Path):
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (0, 1, 3, 2), (3, 1, 0, 2)])
-def test_ensembles_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path: Path):
+def test_ensembles_of_another_shape_are_rejected(shape: tuple[int, ...], tmp_path: Path):
     bundle = write_bundle(tmp_path, TwinSize(cameras=TOP))
     names = {"ensemble__some__in__chunks": torch.zeros(shape), "ensemble__some__out__actions": torch.zeros(3, 1, 2)}
     change_tensors(bundle / "expected.safetensors", **names)
@@ -175,7 +175,7 @@ def test_ensembles_of_another_shape_are_refused(shape: tuple[int, ...], tmp_path
         ),
     ],
 )
-def test_what_does_not_apply_is_refused(asked: dict, message: str, tmp_path: Path):
+def test_options_that_do_not_apply_are_rejected(asked: dict, message: str, tmp_path: Path):
     with pytest.raises(ConfigError) as caught:
         verify(tmp_path, **asked)
     assert str(caught.value) == message
@@ -211,7 +211,7 @@ def test_what_does_not_apply_is_refused(asked: dict, message: str, tmp_path: Pat
         ),
     ],
 )
-def test_what_is_not_a_bundle(change: dict, message: str, tmp_path: Path):
+def test_directories_that_are_not_bundles(change: dict, message: str, tmp_path: Path):
     bundle = write_bundle(tmp_path, TwinSize(cameras=TOP))
     change_tensors(bundle / "expected.safetensors", **change)
     with pytest.raises(CheckpointError) as caught:

@@ -169,14 +169,14 @@ def test_a_large_value_may_deviate_by_its_own_rounding_only(bundle: Path):
         ({"unnorm_key": "elsewhere"}, "'elsewhere' is not one of tiny"),
     ],
 )
-def test_a_record_of_the_wrong_kind_is_told(bundle: Path, entries: dict[str, object], message: str):
+def test_a_record_of_the_wrong_kind_is_reported(bundle: Path, entries: dict[str, object], message: str):
     change_case(bundle, **entries)
     with pytest.raises(CheckpointError, match=message) as caught:
         verify_bundle(bundle, SERIAL)
     assert "\n" not in str(caught.value)
 
 
-def test_two_cases_of_one_name_are_told(bundle: Path):
+def test_two_cases_of_one_name_are_reported(bundle: Path):
     recorded = json.loads((bundle / "cases.json").read_text())
     (bundle / "cases.json").write_text(json.dumps({"cases": recorded["cases"] * 2}))
     with pytest.raises(CheckpointError, match="same name"):
@@ -193,7 +193,7 @@ def test_step_ids_that_fit_no_step_are_off(bundle: Path, ids: list):
 
 
 @pytest.mark.parametrize("missing", ["cases.json", "expected.safetensors", "frame.png"])
-def test_a_broken_bundle_is_told(bundle: Path, missing: str):
+def test_a_broken_bundle_is_reported(bundle: Path, missing: str):
     (bundle / missing).unlink()
     with pytest.raises(CheckpointError, match=missing.split(".")[0] if missing != "frame.png" else "image"):
         verify_bundle(bundle, SERIAL)
@@ -229,7 +229,7 @@ def test_off_the_cpu_float32_is_computed_in_full():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_here_is_refused_as_serve_does(bundle: Path):
+def test_a_device_that_is_not_here_is_rejected_as_serve_does(bundle: Path):
     for check in (lambda: verify_checkpoint(bundle, [], lambda *_: None, device="cuda"),
                   lambda: verify_checkpoint(bundle, [], lambda *_: None, weights="fp8", device="cuda")):  # fmt: skip
         with pytest.raises(ConfigError, match="device: cuda is not available here; run `edgeflow doctor`, or use cpu"):

@@ -102,7 +102,7 @@ def test_every_case_and_quantity_is_compared_and_agrees(bundle: Path, pace: Pace
      ("step_top5_logits", "step logits"), ("prefill_last_logits", "prefill logits")],
 )  # fmt: skip
 @pytest.mark.parametrize("damage", ["value", "shape"])
-def test_what_is_off_is_named(bundle: Path, tmp_path: Path, name: str, quantity: str, damage: str):
+def test_failed_comparisons_are_named(bundle: Path, tmp_path: Path, name: str, quantity: str, damage: str):
     for file in bundle.iterdir():
         (tmp_path / file.name).symlink_to(file)
     tensors = load_file(bundle / "expected.safetensors")

@@ -130,7 +130,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("wrong", TENSORS)
-def test_wrong_tensors_are_refused(tmp_path: Path, wrong: str):
+def test_wrong_tensors_are_rejected(tmp_path: Path, wrong: str):
     change, message = TENSORS[wrong]
     directory = write_bundle(tmp_path / "oft")
     path = directory / "expected.safetensors"
@@ -315,14 +315,14 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
-def test_what_is_done_wrong_is_seen(bundle: Path, mutant, monkeypatch):
+def test_wrong_computations_are_found(bundle: Path, mutant, monkeypatch):
     mutant(monkeypatch)
     assert failed(bundle) >= MUTANTS[mutant]
 
 
 @pytest.mark.oracle("openvla-oft-tiny")
 @pytest.mark.parametrize("mutant", [each for each in MUTANTS if each is not no_space], ids=lambda each: each.__name__)
-def test_what_is_done_wrong_is_seen_in_the_recorded_bundle(mutant, monkeypatch):
+def test_wrong_computations_are_found_in_the_recorded_bundle(mutant, monkeypatch):
     mutant(monkeypatch)
     assert failed(ORACLE) & MUTANTS[mutant]
 
@@ -335,7 +335,7 @@ def test_one_pass_is_serial(bundle: Path, mode: Mode):
     verify_checkpoint(bundle, [Mode.SERIAL, Mode.AUTO], lambda *_: None)
 
 
-def test_there_are_no_other_weights(bundle: Path):
+def test_other_weights_are_rejected(bundle: Path):
     with pytest.raises(ConfigError, match=r"^weights: fp8 is not measured for openvla_oft$"):
         verified(bundle, weights="fp8")
 
@@ -384,7 +384,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_recordings_are_refused(tmp_path: Path, wrong: str):
+def test_wrong_recordings_are_rejected(tmp_path: Path, wrong: str):
     change, message = WRONG[wrong]
     directory = write_bundle(tmp_path / "oft")
     values = json.loads((directory / "cases.json").read_text())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, Count, LogReport, evaluate_logs
+from edgeflow.lab.demo.chat.logs.evaluate import LONGEST, NEEDED, ExactCount, LogReport, evaluate_logs
 from edgeflow.lab.demo.chat.logs.held_out import EvidencePlace
 from edgeflow.lab.demo.chat.logs.long_logs import LongLogs, write_long_logs
 from edgeflow.lab.demo.chat.logs.questions import KINDS
@@ -62,7 +62,7 @@ def _as_json(result: LogReport) -> dict[str, object]:
     }
 
 
-def _counted(count: Count) -> dict[str, int]:
+def _counted(count: ExactCount) -> dict[str, int]:
     return {"right": count.right, "asked": count.asked}
 
 
@@ -72,13 +72,13 @@ def _show(result: LogReport) -> None:
     )
     cells = result.cells()
     for kind in KINDS:
-        table.add_row(kind, *(_told(cells.get((kind, place), Count())) for place in EvidencePlace))
+        table.add_row(kind, *(_text(cells.get((kind, place), ExactCount())) for place in EvidencePlace))
     table_console().print(table)
     for name, asked in (("summary", True), ("look-up", False)):
-        print(f"{name} questions: {_told(result.summary(asked=asked))}")
+        print(f"{name} questions: {_text(result.summary(asked=asked))}")
     right = sum(each.right for each in result.graded)
     print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
 
 
-def _told(count: Count) -> str:
+def _text(count: ExactCount) -> str:
     return f"{count.right} of {count.asked}" if count.asked else ""

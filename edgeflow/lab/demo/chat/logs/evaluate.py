@@ -22,7 +22,7 @@ CAPACITY: Final = 2_048
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ExactCount:
     """Exact answers among questions."""
 
     right: int = 0
@@ -30,7 +30,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
-class GradedLog:
+class GradedLogAnswer:
     """A question with the answer that the model gave."""
 
     question: LogQuestion
@@ -45,25 +45,25 @@ class GradedLog:
 class LogReport:
     """All questions of an evaluation."""
 
-    graded: tuple[GradedLog, ...]
+    graded: tuple[GradedLogAnswer, ...]
 
     @property
     def share(self) -> float:
         """Share of exact answers."""
         return sum(each.right for each in self.graded) / len(self.graded)
 
-    def cells(self) -> dict[tuple[str, EvidencePlace], Count]:
+    def cells(self) -> dict[tuple[str, EvidencePlace], ExactCount]:
         """Exact answers by kind of question and by the place of the evidence."""
-        found: dict[tuple[str, EvidencePlace], Count] = defaultdict(Count)
+        found: dict[tuple[str, EvidencePlace], ExactCount] = defaultdict(ExactCount)
         for each in self.graded:
             cell = each.question.asked.kind, each.question.place
-            found[cell] = Count(found[cell].right + each.right, found[cell].asked + 1)
+            found[cell] = ExactCount(found[cell].right + each.right, found[cell].asked + 1)
         return dict(found)
 
-    def summary(self, *, asked: bool) -> Count:
+    def summary(self, *, asked: bool) -> ExactCount:
         """Exact answers to questions that depend on many lines; asked: False for questions about a single line."""
         rights = [each.right for each in self.graded if KINDS[each.question.asked.kind].summary == asked]
-        return Count(sum(rights), len(rights))
+        return ExactCount(sum(rights), len(rights))
 
 
 def evaluate_logs(
@@ -77,6 +77,6 @@ def evaluate_logs(
     answer = Answerer(load_chat_model(folder, torch.float32, torch.device("cpu")), CAPACITY)
     graded = []
     for question in held_out_questions(questions, seed, longest):
-        graded.append(GradedLog(question, answer(question.messages())))
+        graded.append(GradedLogAnswer(question, answer(question.messages())))
         progress(len(graded))
     return LogReport(tuple(graded))

@@ -75,18 +75,18 @@ def _ever(column: Column, values: Sequence[str]) -> Find:
     return find
 
 
-def _most(column: Column, quiet: str, told: str) -> Find:
+def _most(column: Column, quiet: str, sentence: str) -> Find:
     """The value with the most lines, except `quiet`; None if it also occurs outside the region or has no clear lead."""
 
     def find(log: RobotLog, region: range, _: random.Random) -> Evidence | None:
         counts = Counter(column(entry) for entry in log.entries if column(entry) != quiet)
         if not counts:
-            return Evidence("", told.format(quiet), ()) if len(region) == len(log.entries) else None
+            return Evidence("", sentence.format(quiet), ()) if len(region) == len(log.entries) else None
         (value, count), *rest = counts.most_common(2)
         if rest and rest[0][1] * 4 > count * 3:
             return None
         lines = _lines(log, column, value)
-        return Evidence("", told.format(value), lines) if all(line in region for line in lines) else None
+        return Evidence("", sentence.format(value), lines) if all(line in region for line in lines) else None
 
     return find
 

@@ -57,7 +57,7 @@ class _PiInputs:
         self._texts = architecture.texts_for(network, self._processors.tokenizer, self._processors.tokens)
 
     def values(self, recording: RecordedBatch, sizes: FlowSizes) -> dict[str, Tensor]:
-        """By stored name."""
+        """The values by stored name."""
         stored, normalisation = recording.case.tensors, self._processors.normalisation
         states = stored.get(STATE_RAW, stored[STATE_GIVEN]).float().numpy()
         affine = normalisation.inputs.get(STATE)
@@ -83,7 +83,7 @@ def verify_smolvla(directory: Path, asked: Verification) -> Results:
     architecture, folder = architecture_of_smolvla(config), local_folder(directory, config.model)
 
     def tokens(network: SmolVLANetwork) -> Values:
-        """The tokens of texts, where the bundle has the tokenizer."""
+        """The tokens of texts, if the bundle has the tokenizer."""
         if folder is None or not (folder / TOKENIZER_FILE).is_file():
             return lambda _recording, _sizes: {}
         texts = architecture.texts_for(network, folder, config.flow.prompt)

@@ -1,5 +1,6 @@
-"""Values inside of the answers to recorded frames, as bundles store them: with rows for cameras and tokens that are not
-there, of which only masks are compared."""
+"""Intermediate values of the answers to recorded frames, in the stored form: with rows for absent cameras and tokens,
+of which only masks are compared.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ KEYS, VALUES = "mid.prefix_k_layer", "mid.prefix_v_layer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inside:
-    """One frame."""
+class InnerValues:
+    """The intermediate values of one frame."""
 
     embeddings: Tensor
     hidden: Tensor
@@ -34,14 +35,17 @@ class Inside:
     """`sees` [L_P, L_P], `turned` [L_P]: what rows of the prefix see, and their positions."""
     step_sees: Tensor
     step_turned: Tensor
-    """`step_sees` [R, L_P + R], `step_turned` [R]: the same of a step."""
+    """`step_sees` [R, L_P + R], `step_turned` [R]: the same for a step."""
     rows: Tensor
     last: Tensor
-    """`rows` [N, R, E'], `last` [R, E']: of the steps, and after the expert in the first one."""
+    """`rows` [N, R, E'], `last` [R, E']: rows of the steps, and after the expert in the first step."""
 
 
-def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> Inside:
-    """Run the networks over one frame. x [N, H, A]: before each step."""
+def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Tensor) -> InnerValues:
+    """Run the networks over one frame.
+
+    x [N, H, A]: before each step.
+    """
     decoder = network.decoder
     device, length = decoder.device, network.prefix_rows(frame)
     layouts = FlowLayouts(replace(sizes, candidates=1), decoder.kinds, device)
@@ -59,7 +63,7 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
     ]
     rows, condition = embedded[0]
     last = decoder.forward(embeddings[:0], rows, step.rows, kv, condition)
-    return Inside(
+    return InnerValues(
         embeddings=embeddings.cpu(),
         hidden=hidden.cpu(),
         kv=kv,
@@ -73,14 +77,17 @@ def look_inside(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x: Ten
 
 
 def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch, x: Tensor) -> dict[str, Tensor]:
-    """Values of prefix and steps of a case, by stored name. x [N, B, H, A]: before each step."""
+    """Values of prefix and steps of a case, by stored name.
+
+    x [N, B, H, A]: before each step.
+    """
     images = recording.images
     pad = _pad_mask(network, sizes, recording)
-    frames = [look_inside(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
+    frames = [inner_values_of(network, sizes, each, x[:, index]) for index, each in enumerate(recording.frames)]
     stored = recording.case.tensors
 
-    def filled(name: str, of: Callable[[Inside], Tensor]) -> Tensor:
-        """The stored tensor [B, L, …] whose valid rows have the values found."""
+    def filled(name: str, of: Callable[[InnerValues], Tensor]) -> Tensor:
+        """The stored tensor [B, L, …] with the computed values in its valid rows."""
         found = stored[name].clone()
         for each, valid, inside in zip(found, pad, frames, strict=True):
             each[valid] = of(inside).to(each.dtype)
@@ -100,7 +107,7 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
         ),
     }
     values |= {name: _slots(images, stored.get(name), -1) for name in IMAGES}
-    of_rows: dict[str, Callable[[Inside], Tensor]] = {
+    of_rows: dict[str, Callable[[InnerValues], Tensor]] = {
         "mid.prefix_embs": lambda inside: inside.embeddings,
         "mid.prefix_last_hidden": lambda inside: inside.hidden,
         "mid.prefix_position_ids": lambda inside: inside.turned,
@@ -109,8 +116,8 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
     return values | dict(_keys_and_values(recording, frames, pad))
 
 
-def _keys_and_values(recording: RecordedBatch, frames: list[Inside], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Keys and values of the prefix in some layers: [B, KH, L, D]"""
+def _keys_and_values(recording: RecordedBatch, frames: list[InnerValues], pad: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Keys and values of the prefix in some layers: [B, KH, L, D]."""
     for name, wanted in recording.case.tensors.items():
         prefix = next((each for each in (KEYS, VALUES) if name.startswith(each)), None)
         layer = name.removeprefix(prefix or "")
@@ -125,7 +132,7 @@ def _keys_and_values(recording: RecordedBatch, frames: list[Inside], pad: Tensor
 
 
 def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) -> Tensor:
-    """[B, L] bool: rows of cameras that are there, of others up to the stored length, of text, of the state."""
+    """[B, L] bool: rows of the present cameras, of absent ones up to the stored length, of text, of the state."""
     batch, images = len(recording.frames), recording.frames[0]
     own = network.prefix_rows(images) - len(images.prompt_ids) - sizes.closing
     wanted, text = recording.case.tensors.get(PAD_MASK), recording.mask.shape[1]
@@ -136,20 +143,20 @@ def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) 
 
 
 def _slots(found: Tensor, wanted: Tensor | None, value: float) -> Tensor:
-    """[C, B, …] with cameras that are not there after those that are, as many as are stored."""
+    """[C, B, …] with absent cameras after the present ones, as many as are stored."""
     missing = 0 if wanted is None else max(len(wanted) - len(found), 0)
     return torch.cat([found, found.new_full((missing, *found.shape[1:]), value)])
 
 
 def _blocks(pad: Tensor, closing: int) -> Tensor:
-    """1 where rows begin that earlier ones do not see."""
+    """1 where rows start that earlier ones do not see."""
     marks = torch.zeros(pad.shape, dtype=torch.long)
     marks[:, pad.shape[1] - closing :] = 1
     return marks
 
 
 def _spread(sees: Tensor, valid: Tensor) -> Tensor:
-    """[L_P, L_P] of valid rows → [L, L]"""
+    """From [L_P, L_P] of valid rows to [L, L]."""
     spread = torch.zeros(len(valid), len(valid), dtype=torch.bool)
     rows = valid.nonzero()[:, 0]
     spread[rows[:, None], rows] = sees
@@ -157,7 +164,7 @@ def _spread(sees: Tensor, valid: Tensor) -> Tensor:
 
 
 def _spread_columns(sees: Tensor, valid: Tensor) -> Tensor:
-    """[R, L_P + R] → [R, L + R]"""
+    """From [R, L_P + R] to [R, L + R]."""
     columns = torch.cat([valid, torch.ones(len(sees), dtype=torch.bool)])
     spread = torch.zeros(len(sees), len(columns), dtype=torch.bool)
     spread[:, columns] = sees

@@ -38,21 +38,21 @@ class RecordedBatch:
     steps: int
     frames: tuple[FlowFrame, ...]
     images: Tensor
-    """[C, B, 3, side, side]: of its cameras, as prepared."""
+    """[C, B, 3, side, side]: the prepared images of its cameras."""
     tokens: Tensor
     mask: Tensor
     """`tokens` [B, t], `mask` [B, t]: as recorded, with padding."""
 
 
 def read_recordings(directory: Path, config: FlowConfig, margin: Margin) -> list[RecordedBatch]:
-    """Read all cases; CheckpointError names the case and the entry at fault."""
+    """Read all cases; CheckpointError names the case and the wrong entry."""
     entries = Fields(CASES_FILE, read_json(directory / CASES_FILE)).objects("cases")
     cases = read_cases(directory)
     return [_recording(case, entry, config, margin) for case, entry in zip(cases, entries, strict=True)]
 
 
 def read_continuations(directory: Path) -> list[tuple[Fields, dict[str, Tensor]]]:
-    """Entries and tensors of the cases of real-time chunking; none where the bundle has none."""
+    """Entries and tensors of the cases of real-time chunking; empty if the bundle has none."""
     if not (directory / RTC_CASES).is_file():
         return []
     if not (directory / RTC_TENSORS).is_file():
@@ -68,7 +68,7 @@ def read_continuations(directory: Path) -> list[tuple[Fields, dict[str, Tensor]]
 
 
 def stored(tensors: dict[str, Tensor] | RecordedCase, where: str, name: str, shape: Sequence[int | None]) -> Tensor:
-    """A stored tensor of a shape (None: any length above 0); CheckpointError for another one."""
+    """A stored tensor with a shape (None: any length above 0); CheckpointError for another shape."""
     own = tensors.tensors if isinstance(tensors, RecordedCase) else tensors
     found = own.get(name)
     lengths = () if found is None else tuple(found.shape)
@@ -110,7 +110,7 @@ def _recording(case: RecordedCase, values: Fields, config: FlowConfig, margin: M
 
 
 def _images(case: RecordedCase, batch: int, config: FlowConfig, margin: Margin) -> Tensor:
-    """[C, B, 3, side, side] of the cameras that the case has, in the order of the config."""
+    """[C, B, 3, side, side] of the case's cameras, in the order of the config."""
     names = [camera.name for camera in config.cameras if f"in.{camera.name}" in case.tensors]
     if not names:
         raise CheckpointError(f"{TENSORS_FILE}: {case.name} has no {IMAGES}…: name the directory of a bundle")
@@ -131,7 +131,9 @@ def _steps(case: RecordedCase, values: Fields, config: FlowConfig) -> int:
 
 
 def retokenised(recording: RecordedBatch, texts: Texts, states: NDArray[np.float32]) -> Tensor:
-    """The tokens of a case [B, t] made anew from its tasks and normalised states [B, n], padded as they are stored."""
+    """The tokens of a case [B, t], computed again from its tasks and normalised states [B, n], padded as they are
+    stored.
+    """
     found = recording.tokens.clone()
     tasks = recording.values.texts("task" if "task" in recording.values else "texts")
     if len(tasks) != len(found):
@@ -148,14 +150,14 @@ Values = Callable[[RecordedBatch, FlowSizes], dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
-    """Absolute ones."""
+    """Absolute tolerances."""
 
     results: float
     relative: float | None = None
-    """Intermediate values may be off by this part of the largest one, None = as results."""
+    """Intermediate values may be off by this share of the largest one; None = like results."""
 
     def compare(self, case: str, name: str, found: Tensor, wanted: Tensor) -> CheckResult:
-        """Compare a stored value; integers have to be equal."""
+        """Compare a stored value; integers must be equal."""
         result = compare(case, name.partition(".")[2].replace("_", " "), found, wanted, self.results)
         if not wanted.is_floating_point():
             return replace(result, tolerance=0.0)
@@ -164,7 +166,7 @@ class Tolerances:
         return result
 
     def compared(self, case: RecordedCase, found: Mapping[str, Tensor]) -> Iterator[CheckResult]:
-        """Compare those of the values that were recorded."""
+        """Compare the values that were recorded."""
         wanted = case.tensors
         return (self.compare(case.name, each, found[each], wanted[each]) for each in found if each in wanted)
 
@@ -176,15 +178,15 @@ class RecordedPolicy:
     directory: Path
     config: FlowConfig
     sizes: FlowSizes
-    """The sizes of answers with the checkpoint's number of steps."""
+    """The sizes of answers, with the checkpoint's number of steps."""
     network: PrefixedNetwork
     margin: Margin
     tolerances: Tolerances
     more: Values
-    """Values that only the family has."""
+    """Values that only this family has."""
 
 
 def unknown(case: str, names: Iterable[str]) -> Iterator[CheckResult]:
-    """Stored values that nothing was compared with."""
+    """Stored values that were not compared with anything."""
     for name in sorted(names):
         yield CheckResult(case, f"unknown {name}", math.inf, 0.0)

@@ -1,4 +1,4 @@
-"""Recorded frames through the engine that serves, every step kept."""
+"""Recorded frames on the engine that serves; every step is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLOW_MODES = (Mode.SERIAL, Mode.PIPELINED)
 SERIAL = Pace(1)
 CHUNK = "out.action_chunk"
 ROUNDS = 2
-"""How often frames are run one after the other, so that the first one meets others in flight."""
+"""How often frames are run one after another, so that the first one shares passes with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,13 +35,13 @@ class FrameRun:
     x: Tensor
     velocity: Tensor
     used: Tensor
-    """`x`, `velocity`, `used` [N, H, A]: before each step, of the network, and after guidance."""
+    """`x`, `velocity`, `used` [N, H, A]: before each step, the network's output, and after guidance."""
     chunk: Tensor
-    """[H, A]: after the last step."""
+    """[H, A]: the chunk after the last step."""
 
 
 class KeptSteps(defaultdict[FrameRef, list[Steps]]):
-    """The steps of each frame of a run, one after the other; the `watch` of an engine."""
+    """The steps of each frame of a run, one after another; the `watch` of an engine."""
 
     def __init__(self) -> None:
         super().__init__(list)
@@ -71,11 +71,11 @@ class NetworkAlone:
         return self.network.dtype
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
-        """The networks over so many slots."""
+        """The networks over `slots` slots."""
         return self.network.stages(self.sizes, slots, capacity)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002
-        """The prefix, then the steps."""
+        """The program: the prefix, then the steps."""
         return self.sizes.program
 
 
@@ -85,11 +85,13 @@ class Runner:
 
     network: StagedNetwork
     sizes: FlowSizes
-    """The sizes of answers with the checkpoint's number of steps. Engines are made once for each number of steps."""
+    """The sizes of answers, with the checkpoint's number of steps. Engines are created once for each number
+    of steps.
+    """
     _runs: dict[tuple[int, int], FlowEngine] = field(default_factory=dict, init=False)
 
     def paces(self, modes: Sequence[Mode], steps: int) -> dict[str, Pace]:
-        """The paces of modes by name, for answers of so many steps."""
+        """The paces of modes by name, for answers of `steps` steps."""
         return paces_by_mode(modes, replace(self.sizes, steps=steps).program)
 
     def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[FrameRun]:
@@ -113,7 +115,7 @@ class Runner:
 
 
 def answers_of(config: FlowConfig, runs: Sequence[FrameRun]) -> dict[str, Tensor]:
-    """The answers of the engine to the frames of a case, by stored name."""
+    """The engine's answers to the frames of a case, by stored name."""
     chunks = torch.stack([run.chunk for run in runs])
     return {
         "mid.x_t": torch.stack([run.x for run in runs], dim=1),

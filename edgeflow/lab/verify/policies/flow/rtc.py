@@ -49,13 +49,13 @@ class _Continuation:
     tensors: dict[str, Tensor]
     frames: tuple[FlowFrame, ...]
     guidance: tuple[Guidance | None, ...]
-    """The guidance of each frame; None where its answer begins anew."""
+    """Guidance of each frame; None if its answer starts afresh."""
 
 
 def check_continuations(
     subject: RecordedPolicy, recordings: Sequence[RecordedBatch], runner: Runner, modes: tuple[Mode, ...]
 ) -> Results:
-    """Every comparison of cases_rtc.json, where there is one."""
+    """Every comparison of cases_rtc.json, if it exists."""
     results: Results = []
     for values, tensors in read_continuations(subject.directory):
         case = _continuation(subject, recordings, values, tensors)
@@ -93,7 +93,7 @@ def _continuation(
 
 
 def _guidance(sizes: FlowSizes, values: Fields, tensors: dict[str, Tensor], batch: int) -> tuple[Guidance | None, ...]:
-    """The chunk that each frame of a case continues. One may stand for all of them."""
+    """The chunk that each frame of a case continues. One chunk may stand for all of them."""
     previous = tensors.get(PREVIOUS)
     if previous is None:
         return (None,) * batch
@@ -137,7 +137,7 @@ def _found(sizes: FlowSizes, case: _Continuation, runs: Sequence[FrameRun]) -> d
 
 
 def _times(case: _Continuation, times: Tensor, sizes: FlowSizes) -> Tensor:
-    """Flow times [N, B], or of rows [N, B, H] where some are clean."""
+    """Flow times [N, B], or per row [N, B, H] if some rows are clean."""
     clean = case.guidance[0].clean if case.guidance[0] is not None else 0
     of_frames = times[:, None].expand(-1, len(case.frames))
     if not clean:

@@ -1,9 +1,9 @@
 """Checks of flow-matching checkpoints against outputs recorded from the original implementation, in float32.
 
-Compared is every stored value: images as prepared, masks and positions of prefix and step, embeddings, keys and values
-and hidden states of the prefix where rows are valid, rows of the steps, and from the engine that serves, frame by frame
-and with the frames in each other's passes, latents and velocities of every step and the chunk. Cases of real-time
-chunking likewise (rtc.py). A stored value that is not compared is infinitely off.
+Every stored value is compared: prepared images; masks and positions of prefix and step; embeddings, keys and values
+and hidden states of the valid rows of the prefix; rows of the steps; and from the engine that serves, frame by frame
+and with frames in each other's passes, latents and velocities of every step and the chunk. Cases of real-time chunking
+likewise (rtc.py). A stored value that is not compared is infinitely off.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ def verify_architecture(
     tolerances: Tolerances,
     more: Callable[[Network], Values],
 ) -> Results:
-    """Every comparison of a bundle; ConfigError for other weights. more: values that only the family has; its networks
-    are given."""
+    """Every comparison of a bundle; ConfigError for other weights.
+
+    more: computes the values that only the family has, from its networks.
+    """
     if asked.weights != "float":
         raise ConfigError(f"weights: {asked.weights} is not measured for {architecture.family}")
     modes = tuple(asked.modes) or FLOW_MODES
@@ -110,8 +112,9 @@ def verify_exported(
     modes: Sequence[Mode],
     tolerances: Tolerances,
 ) -> Results:
-    """The answers of the graphs to all recordings with the exported number of steps; ConfigError where none has it,
-    or where a prompt is longer than every bucket."""
+    """The graphs' answers to all recordings with the exported number of steps; ConfigError if there are none, or if a
+    prompt is longer than every bucket.
+    """
     artifact_of(directory, artifact)
     opened = OpenedFlow(artifact, architecture)
     recordings = read_recordings(directory, architecture.flow, architecture.margin)

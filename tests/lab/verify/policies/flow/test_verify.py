@@ -102,7 +102,7 @@ def test_a_value_that_nothing_is_compared_with_is_off(bundle: Path, tmp_path: Pa
 
 
 @pytest.mark.oracle("pi05-tiny")
-def test_what_is_not_verified(bundle: Path):
+def test_modes_and_options_that_are_rejected(bundle: Path):
     told = r"^mode: policies of the family pi05 are not run speculative; use serial, pipelined, depth, auto$"
     with pytest.raises(ConfigError, match=told):
         verify_checkpoint(bundle, [Mode.SPECULATIVE], lambda *_: None)

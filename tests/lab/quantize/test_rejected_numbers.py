@@ -55,7 +55,7 @@ def request(folder: Path, calibration: str) -> Request:
         ("lm_head.weight", math.inf, "inf"),
     ],
 )
-def test_outside_the_blocks_they_are_refused_before_the_calibration(
+def test_numbers_outside_the_blocks_are_rejected_before_the_calibration(
     name: str, number: float, found: str, tmp_path: Path
 ):
     folder = write_source(tmp_path / "floats")
@@ -66,7 +66,7 @@ def test_outside_the_blocks_they_are_refused_before_the_calibration(
     assert not (tmp_path / "out").exists()
 
 
-def test_of_several_outside_the_blocks_the_embedding_is_named_first():
+def test_the_embedding_is_named_first_of_several_outside_the_blocks():
     tensors = random_tensors(CONFIGS["llama"])
     for name in ("lm_head.weight", "model.norm.weight", "model.embed_tokens.weight"):
         tensors[name].view(-1)[5] = math.inf
@@ -76,7 +76,7 @@ def test_of_several_outside_the_blocks_the_embedding_is_named_first():
 
 
 @pytest.mark.parametrize("name", ["mlp.up_proj.weight", "post_attention_layernorm.weight"])
-def test_in_a_block_they_are_refused_before_it_is_searched(name: str, tmp_path: Path):
+def test_numbers_in_a_block_are_rejected_before_its_search(name: str, tmp_path: Path):
     """A search with such a weight would fail with the scales, or have losses that are not numbers."""
     folder, text = write_source(tmp_path / "floats"), tmp_path / "text.txt"
     spoil(folder, f"model.layers.1.{name}", 131072.0)
@@ -90,7 +90,7 @@ def test_in_a_block_they_are_refused_before_it_is_searched(name: str, tmp_path: 
     assert kept == {".quantize", "settings.json", "block-0000.safetensors"}
 
 
-def test_of_a_policy_they_are_refused_before_frames_are_read(tmp_path: Path):
+def test_numbers_of_a_policy_are_rejected_before_frames_are_read(tmp_path: Path):
     folder = checkpoint("openvla", tmp_path / "source")
     spoil(folder, "language_model.model.norm.weight", math.inf)
     with pytest.raises(CheckpointError, match=r"^language_model\.model\.norm\.weight: expected .* found inf"):
@@ -98,7 +98,7 @@ def test_of_a_policy_they_are_refused_before_frames_are_read(tmp_path: Path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_weight_that_its_scales_make_too_large_is_refused():
+def test_a_weight_that_its_scales_make_too_large_is_rejected():
     block = random_decoder(CONFIGS["llama"]).block(0)
     scales = torch.full((64,), 2.0)
     group = GroupChoice(previous=POST_NORM, scaled=(GATE, UP), ratio=0.5, scales=scales, losses=torch.zeros(20))
@@ -109,7 +109,7 @@ def test_a_weight_that_its_scales_make_too_large_is_refused():
         check_block(large, BlockChoice((group,)), GROUP, "model.layers.0.")
 
 
-def test_weights_whose_difference_float16_cannot_hold_are_refused():
+def test_weights_whose_difference_float16_cannot_hold_are_rejected():
     """Each of them fits, but the scale of their group would be infinite."""
     block = random_decoder(CONFIGS["llama"]).block(0)
     weight = block.weight(DOWN).clone()
