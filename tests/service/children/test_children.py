@@ -244,7 +244,7 @@ async def test_lines_of_a_child_carry_its_name_and_cannot_pretend_to_be_others()
         assert len(kept.log.getvalue().splitlines()) == 1
 
 
-async def test_a_child_that_beats_but_never_serves_is_replaced():
+async def test_a_child_with_heartbeats_that_never_serves_is_replaced():
     clock = ManualClock()
     processes = Children()
     supervisor = ChildSupervisor(
