@@ -111,4 +111,4 @@ async def test_a_spare_is_made_again_after_its_use_or_as_soon_as_possible(monkey
     one.close()
     assert first.closed
     (told,) = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert told["text"] == "nothing is spare for the next worker: too many open files"
+    assert told["text"] == "nothing is held for the next worker: too many open files"
