@@ -72,8 +72,10 @@ class VirtualService:
         overtaken = 0
         while body.running:
             busy = worker.step()
+            # A pass has moved the clock: let the world catch up before the robot sees what the pass published. Without
+            # a pass nothing but the next event can change anything, so skip to it.
             _live_until(clock.now_ns() if busy else _wake_ns(robot, worker), robot, body)
-            clock.advance_to_ns(body.now_ns)
+            clock.advance_to_ns(body.now_ns)  # after a pass it is there already
             for message in published:
                 if isinstance(message, FrameResult):
                     robot.receive(message)

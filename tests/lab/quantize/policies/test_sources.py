@@ -106,7 +106,7 @@ def test_a_chat_model_is_no_policy(tmp_path: Path):
 @pytest.mark.parametrize(("kind", "frames_of"), [("pi0", "openvla"), ("openvla", "pi0")])
 def test_frames_that_a_policy_does_not_take_are_rejected(kind: str, frames_of: str, tmp_path: Path):
     source = checkpoint(kind, tmp_path)
-    with pytest.raises(ConfigError, match="calibration: the policy does not take the recorded frames"):
+    with pytest.raises(ConfigError, match="calibration: the recorded frames do not fit the policy"):
         ServedPolicy(source, open_policy(source).family, observations(frames_of, 2))
 
 
