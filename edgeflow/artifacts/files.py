@@ -138,14 +138,14 @@ def compare_tensors(
     for each in wanted:
         own = there.pop(each.name, None)
         if own != each:
-            has = f"{_told(own)}" if own else f"none of the name {each.name}"
-            raise CheckpointError(f"{where} has {kind} {has}; expected {_told(each)}: {AGAIN}")
+            has = f"{_tensor_text(own)}" if own else f"none of the name {each.name}"
+            raise CheckpointError(f"{where} has {kind} {has}; expected {_tensor_text(each)}: {AGAIN}")
     if there:
         name = next(iter(there))
         raise CheckpointError(f"{where} has {kind} {name[:60]}, which this stage does not have: {AGAIN}")
 
 
-def _told(tensor: TensorSpec) -> str:
+def _tensor_text(tensor: TensorSpec) -> str:
     return f"{tensor.name} {tensor.dtype} {list(tensor.shape)}"
 
 
@@ -173,13 +173,13 @@ class TokenForm:
     kv_heads: int
     head_dim: int
     width: int
-    """E."""
+    """E, the width of the model."""
     vocabulary: int
-    """V."""
+    """V, the size of the vocabulary."""
     images: tuple[TensorSpec, ...]
     """Inputs of the towers besides tokens."""
     chunks: bool
-    """Prefills run after what a slot holds."""
+    """True where a prefill may follow rows that a slot already holds."""
 
     def fixed_rows(self, manifest: Manifest) -> int:
         """Rows of a prompt besides those of its text; CheckpointError for graphs of other shapes than these sizes give,

@@ -55,13 +55,13 @@ class Graph:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     rows: int
-    """The rows of a prompt, or of one candidate in a step."""
+    """Rows of a prompt, or of one candidate in a step."""
     past: int = 0
-    """Positions of the slots that it reads."""
+    """Positions of the slots that the graph reads."""
     batch: int = 1
     """Sequences that a step takes at once."""
     weight_bytes: int = 0
-    """The weight bytes of the files of weights, that it names."""
+    """Size of the weight files that the graph names."""
     precision: str = "float32"
     """float32, int16, w8a16 or w8a8."""
     operators: Mapping[str, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class WeightFile:
 
     file: str
     digest: str
-    """SHA-256."""
+    """SHA-256 of the file."""
     size: int
 
 
@@ -87,9 +87,9 @@ class KVForm:
     kv_heads: int
     head_dim: int
     positions: int
-    """The positions of a slot."""
+    """Positions of a slot."""
     kinds: tuple[str, ...] = ()
-    """The kinds of each layer; steps see nothing but the prefix in a layer of kind "cross"."""
+    """The kind of each layer; in a layer of kind "cross", steps see only the prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +98,9 @@ class Rewritten:
 
     name: str
     sites: int
-    """How many."""
+    """The number of places where it was made."""
     constant: float | None = None
-    """The constant of the mask, where it is one."""
+    """The constant of a mask, where the substitution has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Manifest:
     """The content of artifact.json."""
 
     family: str
-    """The family of the policy, or the model_type of a chat model."""
+    """The family of a policy, or the model_type of a chat model."""
     fingerprint: str
     """The fingerprint of the checkpoint."""
     text: int
@@ -120,7 +120,7 @@ class Manifest:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     """How observations become inputs of the towers and outputs become actions, for other engines."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """The versions of what made it."""
+    """The versions of the libraries that exported it."""
 
     def of(self, stage: StageName) -> tuple[Graph, ...]:
         """The graphs of a stage, those of fewer rows and sequences first."""

@@ -27,7 +27,7 @@ class Runtime:
     providers: tuple[str, ...] = (CPU_PROVIDER,)
     """The providers of ONNX Runtime, the preferred one first."""
     threads: int = 1
-    """The threads of one graph, which runs alone."""
+    """The threads of one graph; graphs run one at a time."""
 
 
 class GraphSession:

@@ -70,9 +70,9 @@ def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
     """
     fitting = sessions_that_fit(need, free_bytes, wanted or MOST_SESSIONS)
     if wanted is not None and fitting < wanted:
-        raise ConfigError(_refusal(wanted, fitting, need, free_bytes))
+        raise ConfigError(_rejection(wanted, fitting, need, free_bytes))
     if need.kv_bytes(1) + need.frame_bytes > free_bytes:
-        raise ConfigError(_refusal(1, 0, need, free_bytes))
+        raise ConfigError(_rejection(1, 0, need, free_bytes))
     return max(1, fitting)
 
 
@@ -160,7 +160,7 @@ def size(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 1 << 30 else f"{count / 2**20:.1f} MiB"
 
 
-def _refusal(sessions: int, fitting: int, need: KVNeed, free_bytes: int) -> str:
+def _rejection(sessions: int, fitting: int, need: KVNeed, free_bytes: int) -> str:
     slots, activations = sessions * need.ring + need.spare, need.reserve_bytes + sessions * need.frame_bytes
     kv = f"{slots} slots x {need.slot_bytes} bytes for {need.capacity} positions = {size(need.kv_bytes(sessions))}, "
     chat = f" and {size(need.chat_bytes)} for chat" if need.chat_bytes else ""

@@ -72,7 +72,7 @@ class Policy(Protocol):
 
     @property
     def inputs(self) -> PolicyInputs:
-        """What it needs of every observation."""
+        """Its needs of every observation."""
         ...
 
     @property

@@ -34,7 +34,7 @@ LEAST_RANGE = 1e-5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Codes:
-    """A weight [N, E] as whole numbers: q [N, E / G, G], zeros and scales [N, E / G, 1], in the dtype of the weight."""
+    """A weight [N, E] as integers: q [N, E / G, G], zeros and scales [N, E / G, 1], in the dtype of the weight."""
 
     q: Tensor
     zeros: Tensor
@@ -70,7 +70,7 @@ class AwqWeight:
     scales: Tensor
     zeros: Tensor
     dtype: torch.dtype
-    """The one it computes in."""
+    """The dtype of products."""
 
     @classmethod
     def of_gemm(cls, qweight: Tensor, qzeros: Tensor, scales: Tensor, dtype: torch.dtype) -> AwqWeight:

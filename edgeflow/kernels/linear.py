@@ -55,7 +55,9 @@ class Gemm(_OfFloats):
 
 
 class Dequantised:
-    """One GEMM over the weight's floats, which are made anew for every call: the weight alone stays in memory."""
+    """One GEMM over the weight's floats, which are made anew for every call, so that only the weight stays in
+    memory.
+    """
 
     def __init__(self, weight: Weight, bias: Tensor | None) -> None:
         self._weight = weight
@@ -69,7 +71,7 @@ class Dequantised:
 class Packed:
     """The weight reordered once into the blocks that oneDNN's GEMM reads. CPU only, in `packed_dtypes`.
 
-    A few rows times a small float32 weight, which stays in the cache, use the weight as it lies: oneDNN's call alone
+    A few rows times a small float32 weight, which stays in the cache, use the weight as it lies: the call of oneDNN
     would cost more. So do more rows of a smaller one.
     """
 
@@ -255,7 +257,9 @@ class ByRows:
 
 
 def linear_gelu(weight: Weight, bias: Tensor | None, approximate: str, *, plain: bool = False) -> Linear:
-    """The one for a weight's device and dtype; it is not in the operator table. plain: the weight stays as it lies."""
+    """The implementation for a weight's device and dtype, outside the operator table. plain: keep the weight as it
+    lies.
+    """
     packs = (
         not plain
         and isinstance(weight, FloatWeight)

@@ -1,12 +1,11 @@
 """VARLENATTENTION over slots (ActionFlow algorithm 2, line 4): every span attends its own slot, causally.
 
-An implementation is called once a pass with the layout and the store, and returns what each layer calls:
-(q [L_Q, H, D], layer of the KV format) → [L_Q, H, D]. The row at position p of a slot sees positions 0 .. p of it
-(bottom-right aligned), or what `layout.visibility` says. Scores are scaled by D^-1/2; H is a multiple of KH (grouped
-queries).
-The pass's rows are already written. Positions beyond the last one that a slot's rows see hold anything, NaN included;
-between those that they see lie finite numbers. Positions beyond a slot's last span an implementation may clear. Spans
-may come in any order.
+An implementation is called once a pass with the layout and the store, and returns what each layer calls: (q [L_Q, H,
+D], layer of the KV format) → [L_Q, H, D]. The row at position p of a slot sees positions 0 .. p of it (bottom-right
+aligned), or those that `layout.visibility` gives. Scores are scaled by D^-1/2; H is a multiple of KH (grouped queries).
+The pass's rows are already written. Beyond the last position that a slot's rows see there may be anything, NaN
+included; up to it all numbers are finite. An implementation may clear positions beyond a slot's last span. Spans may
+come in any order.
 """
 
 from __future__ import annotations
@@ -55,6 +54,7 @@ def masked(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
     seen = layout.seen()
 
     def attend(q: Tensor, layer: KVLayer) -> Tensor:
+        # Hidden numbers are zeroed, not only masked: a probability of 0 times NaN is NaN.
         read = layer.read(layout.row_slot, slice(layout.reach), layout.row_position)  # [L_Q, reach, KH, D]
         k, v = (each.masked_fill(~seen[..., None, None], 0).transpose(1, 2) for each in read)
         grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1]).to(
@@ -88,7 +88,7 @@ def naive_gather(layout: PackedLayout, kv: KVSlots) -> Attend:  # noqa: ARG001
 def visible(layout: PackedLayout, rows: slice) -> tuple[Places, Tensor]:
     """The places that any of some rows of one slot sees, and which row sees which of them: [n, places] bool.
 
-    Nothing else may be read: a number that is hidden by -inf still counts when it is NaN.
+    Nothing else may be read: a NaN that is masked by -inf still spoils the result.
     """
     seen = layout.seen(rows)
     places = seen.any(0).nonzero()[:, 0]

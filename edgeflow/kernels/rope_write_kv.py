@@ -38,7 +38,7 @@ class RowPlaces:
     lengths: tuple[int, ...]
     """Rows of each span, on the host."""
     live: Tensor | None = None
-    """As in PackedLayout."""
+    """False for rows that only pad their span, as in PackedLayout."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:
@@ -56,8 +56,8 @@ class RotaryTable:
     cos: Tensor
     sin: Tensor
     sections: tuple[int, ...] = ()
-    """How many of the D/2 frequencies follow each component of a position (M-RoPE: time, height, width); empty where
-    all follow the first.
+    """The number of the D/2 frequencies that follow each component of a position (M-RoPE: time, height, width); empty
+    where all follow the first.
     """
 
     @classmethod

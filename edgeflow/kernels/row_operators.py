@@ -78,7 +78,7 @@ def swiglu_fused(gate_up: Tensor) -> Tensor:
 
 
 def geglu(gate_up: Tensor) -> Tensor:
-    """The same with the tanh form of GELU, as Gemma has it; it is not in the table."""
+    """As SwiGLU, with the tanh form of GELU, as in Gemma; it is not in the table."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh").mul_(up)
 

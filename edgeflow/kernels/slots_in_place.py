@@ -1,7 +1,7 @@
-"""Packed attention that reads every dense slot where it lies, tile by tile. The host reads slots and places.
+"""Packed attention that reads every dense slot in place, tile by tile. The host reads slots and places.
 
-Rows may see given places (`PackedLayout.visibility`). Those that see the same need no mask, and spans that see the same
-in neighbouring slots are one batch: the denoising steps of frames in flight.
+Rows may see given places (`PackedLayout.visibility`). Rows with equal visibility need no mask, and such spans in
+neighbouring slots are one batch: the denoising steps of frames in flight.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ TILE = 64  # rows of a long prefill: measured with 32 to 256 on a CPU
 
 
 def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Attend:
-    """Every dense slot is read where it lies: longer spans one by one, all decode rows as masked batches of near slots.
+    """Attention that reads every dense slot in place: longer spans one by one, decode rows as masked batches of near
+    slots.
 
-    tile: rows of a span that are computed together, over the keys up to the last of them: what they all must not see is
-    not computed. 0 = all rows.
+    tile: rows of a span that are computed together, over the keys up to the last of them, so that less is computed and
+    masked. 0 = all rows.
     """
     blocks: list[_RowBlock | SeenRows | _Batch] = []
     first_row = 0
@@ -39,7 +40,7 @@ def slots_in_place(layout: PackedLayout, kv: KVSlots, tile: int = TILE) -> Atten
     seen: list[tuple[int, Span]] = []
     causal = None if layout.visibility is None else layout.visibility.causal(layout.row_position).tolist()
     for span in layout.spans:
-        follows = span.length > 1 and span.start > 0  # those of several frames can be one batch
+        follows = span.length > 1 and span.start > 0  # steps of several frames, which may form one batch
         if causal is not None and (follows or not all(causal[first_row : first_row + span.length])):
             seen.append((first_row, span))
         elif span.length == 1:
@@ -68,7 +69,7 @@ class _RowBlock:
     slot: int
     end: int
     mask: Tensor | None
-    """None where it starts its slot, so that the kernel's own causal mask does."""
+    """The mask of its rows; None where it starts its slot, so that the kernel's own causal mask is right."""
 
     @classmethod
     def of(cls, first_row: int, span: Span, device: torch.device) -> _RowBlock:
@@ -88,15 +89,17 @@ class _Batch:
     first: int
     last: int
     longest: int
+    """The most places that a row sees."""
     source: Tensor | None
-    """[last - first + 1]: the row that each slot's query is, any row for an idle slot; None where the rows lie side
-    by side and no slot is idle.
+    """[last - first + 1]: the row of each slot's query, any row for an idle slot; None where the rows lie side by side
+    and no slot is idle.
     """
     kept: tuple[slice, ...]
     """Runs of busy slots."""
     mask: Tensor | None
-    """[slots, 1, 1, longest]: 0 or -inf; None where all see equally far."""
+    """[slots, 1, 1, longest]: 0 or -inf; None where all rows see equally far."""
     ends: dict[int, int]
+    """The number of places that the row of each slot sees."""
 
     @classmethod
     def of(cls, run: Sequence[tuple[int, Span]], data: Tensor) -> _Batch:
@@ -191,14 +194,15 @@ class SeenRows:
     """
 
     first_row: int
+    """The first row of the first span."""
     length: int
-    """Both: of the first span."""
+    """Rows of each span."""
     slots: range
     """The slots of the spans."""
     part: range
     places: Places
     mask: Tensor | None
-    """[rows, places]: which row sees which; None where each sees all of them."""
+    """[rows, places] bool: which row sees which place; None where each sees all of them."""
 
     @property
     def rows(self) -> list[int]:
@@ -231,6 +235,7 @@ def seen_rows(layout: PackedLayout, spans: Sequence[tuple[int, Span]], tile: int
     for first_row, span, count in _alike(ranges, spans, alone=named):
         own = ranges[first_row : first_row + span.length]
         runs = [range(span.length)] if named else _runs(own)
+        # A few runs of rows with equal visibility need no mask: each is one plain product.
         few = not named and len(runs) * ROWS_ALIKE <= max(span.length, 2 * ROWS_ALIKE)
         for part in runs if few else _parts(span.length, tile):
             rows = slice(first_row + part.start, first_row + (part.start + 1 if few else part.stop))
@@ -268,7 +273,9 @@ def _visible(ranges: NDArray[np.int64], device: torch.device) -> tuple[Places, T
 def _alike(
     ranges: NDArray[np.int64], spans: Sequence[tuple[int, Span]], *, alone: bool
 ) -> Iterator[tuple[int, Span, int]]:
-    """The first of each run of spans side by side that see the same, and how many these are. alone: one each."""
+    """The first of each run of adjacent spans with equal visibility, and the length of the run. alone: runs of one
+    span.
+    """
     first_row, first, count = *spans[0], 1
     for row, span in spans[1:]:
         follows = (row, span.slot, span.length) == (first_row + count * first.length, first.slot + count, first.length)
@@ -282,7 +289,7 @@ def _alike(
 
 
 def _runs(ranges: NDArray[np.int64]) -> list[range]:
-    """Rows that see the same, one run after the other."""
+    """Runs of rows with equal visibility."""
     cuts = [0, *(np.flatnonzero((ranges[1:] != ranges[:-1]).any(1)) + 1).tolist(), len(ranges)]
     return [range(start, stop) for start, stop in pairwise(cuts)]
 

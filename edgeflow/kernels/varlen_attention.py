@@ -22,7 +22,7 @@ class Sequences:
     """The division of rows into N sequences."""
 
     lengths: tuple[int, ...]
-    """Host integers, so that nothing reads the device to find them; a sequence may be empty."""
+    """Rows of each, on the host, so that nothing reads the device to find them; a sequence may be empty."""
     starts: Tensor
     """[N + 1]: int32 on the device."""
 

@@ -45,11 +45,11 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes, with its scales."""
+        """Its bytes in memory, scales included."""
         ...
 
     def cat(self, others: Sequence[Weight]) -> Weight:
-        """Its outputs, then those of the others; CheckpointError where formats differ."""
+        """Concatenate outputs, its own first; CheckpointError where formats differ."""
         ...
 
     def floats(self) -> Tensor:
@@ -99,7 +99,7 @@ class _ScaledWeight:
     values: Tensor
     scale: Tensor
     dtype: torch.dtype
-    """The one it computes in."""
+    """The dtype of products."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -161,7 +161,7 @@ def converted(weight: Weight, to: str) -> Weight:
 
 
 def alike(first: AnyWeight, others: Sequence[Weight]) -> list[AnyWeight]:
-    """All of them; CheckpointError where one is of another format than the first."""
+    """The same weights; CheckpointError where one has another format than the first."""
     alike = [each for each in others if isinstance(each, type(first))]
     if len(alike) < len(others):
         formats = ", ".join(dict.fromkeys([first.format, *(each.format for each in others)]))

@@ -77,7 +77,7 @@ class ChatModel:
 
     @property
     def tokenizer(self) -> TextTokenizer:
-        """ValueError of a model that was loaded without one."""
+        """The tokenizer; ValueError for a model loaded without one."""
         if self._tokenizer is None:
             raise ValueError("this model was loaded without its tokenizer: give it token ids")
         return self._tokenizer

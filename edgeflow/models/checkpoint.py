@@ -65,7 +65,7 @@ class Weights(Mapping[str, Tensor]):
     ) -> Weights:
         """Weights over tensors that are in memory, or are read when they are asked for.
 
-        where: in messages, before a name. quantization: None where all of them are floats.
+        where: a prefix of names in messages. quantization: None where all of them are floats.
         """
         weights = object.__new__(cls)
         sources: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}

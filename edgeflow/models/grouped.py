@@ -41,15 +41,15 @@ class HeadSizes:
     """The sizes in which both stacks agree."""
 
     heads: int
-    """H."""
+    """H, query heads."""
     kv_heads: int
-    """KH."""
+    """KH, key-value heads."""
     head_dim: int
-    """D."""
+    """D, the width of a head."""
     kinds: tuple[str, ...]
-    """The kinds of each layer, JOINT or CROSS."""
+    """The kind of each layer, JOINT or CROSS."""
     theta: float = 10_000.0
-    """The theta of RoPE."""
+    """The base of RoPE."""
 
     @property
     def q_width(self) -> int:
@@ -67,13 +67,13 @@ class GroupLayout:
     """The rows of a pass, prefix rows first."""
 
     joint: PackedLayout
-    """All rows as layers of kind JOINT see them."""
+    """The rows as layers of kind JOINT see them."""
     cross: PackedLayout | None
-    """As those of kind CROSS do, with their RoPE positions; None where the model has no such layer."""
+    """The rows as layers of kind CROSS see them, with their RoPE positions; None where the model has no such layer."""
     prefixes: int
-    """Segments of prefix rows."""
+    """The number of prefix segments."""
     prefix_rows: int
-    """Rows of these."""
+    """The number of prefix rows."""
 
     def of_kind(self, kind: str) -> PackedLayout:
         """The layout of layers of one kind."""
@@ -111,11 +111,11 @@ class _GroupedLayer:
     """Weights of one layer."""
 
     qkv: Linear
-    """[(H + 2 KH) D, E], or of suffix rows in a CROSS layer queries alone [H D, E]."""
+    """[(H + 2 KH) D, E]; for suffix rows in a CROSS layer only queries [H D, E]."""
     output: Linear
     gate_up: Linear
+    """Gate and up, fused; `output` and `down` are as published."""
     down: Linear
-    """All three: as published, gate and up fused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class GroupedDecoder:
 
 
 class _PassPlaces:
-    """Shared by all layers of a pass: the places of its rows, and what attends in each kind of layer."""
+    """The part of a pass that its layers share: the places of its rows, and the attention of each kind of layer."""
 
     def __init__(self, decoder: GroupedDecoder, layout: GroupLayout, kv: KVSlots) -> None:
         rotary = decoder.rotary(kv.capacity)
@@ -310,7 +310,7 @@ class _PassPlaces:
         self._attend: dict[tuple[str, bool], Attend] = {}
 
     def attend(self, kind: str, suffix_alone: bool) -> Attend:
-        """Made once per kind. suffix_alone: prefix rows do not ask."""
+        """The attention of a kind of layer, made once. suffix_alone: only suffix rows attend."""
         key = kind, suffix_alone and len(self.prefix.flat) > 0
         if key not in self._attend:
             layout = self._layout.suffix(kind) if key[1] else self._layout.of_kind(kind)

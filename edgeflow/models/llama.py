@@ -55,11 +55,14 @@ class LlamaConfig:
     head_dim: int = 0
     """D; 0 stands for hidden_size / heads."""
     attention_bias: bool = False
-    """The attention bias of queries, keys and values."""
+    """True where queries, keys and values have a bias."""
     head_norm: bool = False
+    """True where the queries and keys of each head are normed."""
     rope: Rope = PLAIN
     latent: LatentSizes | None = None
-    """For attention over latents; num_key_value_heads and head_dim are then those of its slots, 1 and a row's width."""
+    """The sizes of attention over latents, for which num_key_value_heads and head_dim are those of its slots, 1 and the
+    width of a row; None for grouped queries.
+    """
 
     def __post_init__(self) -> None:
         self._check_fields()
@@ -85,7 +88,7 @@ class LlamaConfig:
             )
 
     def _check_fields(self) -> None:
-        """Sizes are whole numbers from 1 to MAX_SIZE, the others positive numbers or flags."""
+        """Check that sizes are integers from 1 to MAX_SIZE, and the others positive numbers or flags."""
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if name in ("rope", "latent"):
@@ -103,7 +106,7 @@ class LlamaConfig:
 
     @property
     def attention(self) -> AttentionForm:
-        """How all layers attend."""
+        """The form of attention of all layers."""
         if self.latent is not None:
             scale = self.latent.query**-0.5 * self.rope.score_factor
             heads = self.num_attention_heads
@@ -144,11 +147,11 @@ class LlamaConfig:
 class Taps:
     """Layers whose input a pass keeps, which is the residual stream as it enters them.
 
-    layers: 0-based, each once, in the order of their features.
+    layers: 0-based and distinct, in the order of their features; ValueError for others.
     """
 
     features: Tensor
-    """[L_Q, len(layers) * E]: those of all rows of the latest pass. ValueError for layers that are not of this form."""
+    """[L_Q, len(layers) * E]: the features of all rows of the latest pass."""
 
     def __init__(self, layers: tuple[int, ...]) -> None:
         if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
@@ -173,10 +176,10 @@ class _LlamaLayer:
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
-    """[2F, E]; others as published."""
+    """[2F, E]: gate and up, fused; other weights are as published."""
     down: Linear
     kind: str
-    """By which a pass says what its rows see in this layer."""
+    """The kind of layer by which a pass gives the visibility of its rows."""
 
     @classmethod
     def of_stages(
@@ -210,7 +213,7 @@ class _SampledRows:
 
     rows: Tensor
     shared: PassOperators | None
-    """The operators of a pass that consists of them, None if n is 0."""
+    """The operators of a pass of only these rows; None where there are no rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +351,9 @@ class LlamaDecoder:
     def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [n, E]: the rows of `forward` that are sampled.
 
-        The other rows are done when the last layer has written their keys and values: nobody reads what follows. There
-        the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in `forward`, and
-        of all rows.
+        The other rows are done when the last layer has written their keys and values: nothing reads their outputs.
+        There the sampled rows attend as decode rows do, and are served by that stage's attention. taps: as in
+        `forward`, and of all rows.
         """
         self._check(taps)
         stage, shared = self._over(layout, kv)

@@ -53,19 +53,22 @@ _LEAST_EPS = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateRules:
-    """How a long text is cut and folded."""
+    """How a long text is cut and folded; ConfigError for a value outside its range."""
 
     sink: int
+    """Tokens that stay at the front of a slot."""
     window: int
+    """The newest tokens, which are not folded yet."""
     segment: int
-    """All three: in tokens; the others as CHOICES has them."""
+    """Tokens that are folded at a time."""
     positions: str = "absolute"
+    """One of CHOICES, as are `fold` to `activation`."""
     fold: str = "recompute"
     first_segment: str = "bypass"
     memory_content: str = "segment"
     activation: str = "elu_plus_one"
     eps: float = 1e-6
-    """The least denominator of a read. ConfigError for a value outside its range."""
+    """The least denominator of a read."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -90,12 +93,14 @@ class GateRules:
         return self.sink + self.window + self.segment
 
     def segments(self, known: int) -> int:
-        """Whole segments after the sink and before the window of a text of `known` tokens."""
+        """The number of whole segments between sink and window in a text of `known` tokens."""
         return max(0, (known - self.sink - self.window) // self.segment)
 
     @classmethod
     def of_json(cls, values: Mapping[str, Any]) -> GateRules:
-        """From the entries of a gate.json; ConfigError as the constructor. An option that is absent has its default."""
+        """The rules of a gate.json's entries; ConfigError as in the constructor. An option that is absent has its
+        default.
+        """
         given: dict[str, Any] = {name: values.get(stated) for name, stated in _IN_FILE.items()}
         given |= {name: values[name] for name in (*CHOICES, "eps") if name in values}
         return cls(**given)
@@ -112,19 +117,19 @@ class MemoryGate:
     rules: GateRules
     layers: tuple[GateLayer, ...]
     mlp_hidden: int
-    """H."""
+    """H, the hidden width of the gate."""
     base_fingerprint: str = ""
-    """The base fingerprint of the base it belongs to, "" where unknown."""
+    """The fingerprint of the base that it belongs to, "" where unknown."""
 
     @property
     def parameters(self) -> int:
-        """Numbers in its tensors."""
+        """The number of weights in its tensors."""
         return sum(tensor.numel() for layer in self.layers for tensor in layer.tensors().values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateHeader:
-    """A gate of which no tensor has been read."""
+    """A gate whose tensors have not been read."""
 
     path: Path
     """The path of the file with its tensors."""
@@ -133,8 +138,9 @@ class GateHeader:
     rules: GateRules
     mlp_hidden: int
     parameters: int
-    """Numbers in the tensors. Others as in MemoryGate."""
+    """The number of weights in the tensors."""
     base_fingerprint: str = ""
+    """The fingerprint of the base that it belongs to, "" where unknown."""
 
     def read(self, config: LlamaConfig, dtype: torch.dtype, device: torch.device) -> MemoryGate:
         """The gate with its tensors; CheckpointError as in `read_layers`, and for a file of another digest.
@@ -269,7 +275,7 @@ def _converted(name: str, tensor: Tensor, dtype: torch.dtype, device: torch.devi
 
 
 def tensor_name(layer: int, part: str) -> str:
-    """As a tensor of a layer is named in the file."""
+    """The name of a layer's tensor in the file."""
     return f"model.layers.{layer}.self_attn.memory_gate.{part}"
 
 

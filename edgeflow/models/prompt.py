@@ -21,7 +21,7 @@ class PlacedImage:
     start: int
     """Its first row."""
     rows: int
-    """How many it takes, h w / 4 of its patch grid."""
+    """The number of its rows, h w / 4 of its patch grid."""
     patches: Patches
 
     @property
@@ -34,7 +34,7 @@ class Prompt:
     """A prompt's rows."""
 
     ids: tuple[int, ...]
-    """One per row, the image token in an image's rows."""
+    """One token per row; in the rows of an image, the image token."""
     positions: Tensor
     """[C, L_P]: RoPE positions."""
     shift: int = 0

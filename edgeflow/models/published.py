@@ -53,7 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 FAMILY = "llama"
 ACTIVATIONS = ("silu", "swish")  # two names of one function
-REFUSED = ("mlp_bias", "use_sliding_window")
+UNSUPPORTED = ("mlp_bias", "use_sliding_window")
 
 
 def family_of(values: Mapping[str, Any]) -> str:
@@ -69,8 +69,8 @@ def decoder_config(values: Mapping[str, Any], family: str) -> LlamaConfig:
     if values.get("hidden_act", "silu") not in ACTIVATIONS:
         raise ValueError(f"hidden_act {values['hidden_act']!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
     # Qwen2's attention always has the biases of the family; where others ask for them, the output has one too.
-    refused = [*REFUSED, *(["attention_bias"] if not FAMILIES[family].get("attention_bias") else [])]
-    for name in refused:
+    unsupported = [*UNSUPPORTED, *(["attention_bias"] if not FAMILIES[family].get("attention_bias") else [])]
+    for name in unsupported:
         if values.get(name):
             raise ValueError(f"{name} {values[name]!r} is not supported")
     scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}  # in transformers' order
@@ -138,7 +138,7 @@ def latent_sizes(values: Mapping[str, Any], family: str) -> LatentSizes:
     return LatentSizes(**sizes, paired=paired)
 
 
-def refuse_experts(values: Mapping[str, Any], family: str, where: str) -> None:
+def reject_experts(values: Mapping[str, Any], family: str, where: str) -> None:
     """CheckpointError for a checkpoint that has mixtures of experts. where: in messages, before the rest."""
     names = ("n_routed_experts", "first_k_dense_replace", "num_hidden_layers")
     stated = {**DEEPSEEK.get(family, {}), **values}
@@ -198,10 +198,10 @@ class PublishedChat:
     family: str
     text: LlamaConfig
     vision: tuple[VisionConfig, ImageRules] | None
-    """None for a model without images."""
+    """The sizes of the tower and the rules of images; None for a model without images."""
     generation: GenerationConfig
     quantization: Quantization | None = None
-    """None for a model of floats."""
+    """The format of weights in 4 bits; None for a model of floats."""
 
 
 def read_published(path: Path) -> PublishedChat:
@@ -214,7 +214,7 @@ def read_published(path: Path) -> PublishedChat:
         raise CheckpointError(f"{path} has model_type {family!r}; supported: {', '.join(FAMILIES)}")
     try:
         entries = _text_values(values)
-        refuse_experts(entries, family, f"{path}: ")
+        reject_experts(entries, family, f"{path}: ")
         text = decoder_config(entries, family)
         vision = _vision_config(values, path) if "vision_config" in values else None
         if (family == "qwen2_5_vl") != (vision is not None):

@@ -118,7 +118,7 @@ class Quantization:
             tensors[part] = tensor = read(part)
             if (tensor.dtype, tuple(tensor.shape)) != (kind, shape):
                 raise CheckpointError(
-                    f"{where}{part} is {_told(tensor.dtype, tensor.shape)}, expected {_told(kind, shape)}"
+                    f"{where}{part} is {_tensor_text(tensor.dtype, tensor.shape)}, expected {_tensor_text(kind, shape)}"
                 )
         return AwqWeight.of_gemm(**tensors, dtype=dtype)
 
@@ -142,8 +142,8 @@ def read_quantization(directory: Path) -> Quantization | None:
     return Quantization.of(read_json(directory / "config.json", required=False), f"{directory}: ")
 
 
-def refuse_conversion(directory: Path, weights: str, key: str) -> None:
-    """ConfigError where a checkpoint in 4 bits is asked to be converted. key: of the configuration."""
+def reject_conversion(directory: Path, weights: str, key: str) -> None:
+    """Raise ConfigError where a checkpoint in 4 bits is to be converted. key: the setting that asks for it."""
     if weights not in ("float", "auto") and read_quantization(directory) is not None:
         raise ConfigError(f"{key}: {weights}: the weights of {directory} are in 4 bits already")
 
@@ -152,5 +152,5 @@ def _objection(name: str, found: object, wanted: object) -> str:
     return "" if found == wanted else f"{name} {found!r} is not supported; supported: {wanted!r}"
 
 
-def _told(dtype: torch.dtype, shape: Iterable[int]) -> str:
+def _tensor_text(dtype: torch.dtype, shape: Iterable[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

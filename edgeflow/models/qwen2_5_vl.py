@@ -57,9 +57,9 @@ class VisionConfig:
     spatial_merge_size: int
     temporal_patch_size: int
     window_size: int
-    """Pixels."""
+    """The side of an attention window in pixels."""
     full_blocks: tuple[int, ...]
-    """Where attention spans the whole image."""
+    """The blocks whose attention spans the whole image."""
     image_token: int
 
     def __post_init__(self) -> None:
@@ -79,17 +79,17 @@ class VisionConfig:
 
     @property
     def unit(self) -> int:
-        """Pixels of a merged patch's side: sides of resized images are multiples of it."""
+        """Pixels per side of a merged patch: sides of resized images are multiples of it."""
         return self.patch_size * self.spatial_merge_size
 
     @property
     def window(self) -> int:
-        """Merged patches of a window's side."""
+        """Merged patches per side of a window."""
         return self.window_size // self.unit
 
     @property
     def patch_width(self) -> int:
-        """Numbers of a patch: channels, frames, rows, columns."""
+        """The number of values of a patch: channels * frames * rows * columns."""
         return 3 * self.temporal_patch_size * self.patch_size**2
 
     @classmethod
@@ -146,7 +146,7 @@ class Patches:
     grid: tuple[int, int]
     """(h, w) in patches."""
     merged_grid: tuple[int, int]
-    """In rows of the language model."""
+    """(h, w) in rows of the language model."""
 
 
 def resized_size(height: int, width: int, unit: int, least: int, most: int) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class ImagePreprocessor:
         self._mean, self._std = (torch.tensor(each)[:, None, None] * 255 for each in (rules.mean, rules.std))
 
     def rows(self, height: int, width: int) -> int:
-        """Rows of the language model that an image of this size takes."""
+        """The rows of the language model that an image of this size takes."""
         return math.prod(self._size(height, width)) // self._config.unit**2
 
     def __call__(self, image: NDArray[np.uint8]) -> Patches:
@@ -205,7 +205,7 @@ class _VisionWeights:
     proj: Linear
     norm2: Tensor
     gate_up: Linear
-    """E to 2F."""
+    """[2F, E]: gate and up, fused."""
     down: Linear
 
     @classmethod
@@ -226,16 +226,20 @@ class _VisionWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grid:
-    """Shared by all images of one size. Rows are patches, window by window, windows of one size side by side."""
+    """The part of a pass that images of one size share. Rows are patches, window by window, windows of one size side by
+    side.
+    """
 
     cos: Tensor
+    """[n, 1, 1, D/2]: the cosines of each row."""
     sin: Tensor
-    """`cos`, `sin` [n, 1, 1, D/2]: rotation of each row."""
+    """[n, 1, 1, D/2]: the sines of each row."""
     windows: Sequences
+    """The windows within which rows attend to each other."""
     whole: Sequences
-    """Both: which rows attend to each other, within windows and in the whole image."""
+    """The images within which rows attend to each other."""
     order: Tensor
-    """[n]: the patch that each row is."""
+    """[n]: the patch of each row."""
     back: Tensor
     """[n / 4]: the merged row of each place in the image."""
 

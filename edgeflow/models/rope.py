@@ -30,20 +30,20 @@ class Rope:
     kind: str = "default"
     factor: float = 1.0
     low: float = 1.0
+    """Wavelengths of fewer turns than this within the `trained` positions are scaled (llama3, yarn)."""
     high: float = 4.0
-    """Both: wavelengths of fewer than `low` turns within the `trained` positions are scaled, those of more than
-    `high` turns kept (llama3, yarn).
-    """
+    """Wavelengths of more turns than this are kept."""
     trained: int = 8192
     sections: tuple[int, ...] = ()
-    """D/2 frequencies by component of the position (M-RoPE), or empty."""
+    """The D/2 frequencies by component of the position (M-RoPE), or empty."""
     whole: bool = True
-    """The ramp of yarn begins and ends at whole frequencies."""
+    """True where the ramp of yarn begins and ends at whole frequencies."""
     magnitude: float = 0.0
-    """The factor of cosines and sines; 0: as yarn says."""
+    """The factor of cosines and sines; 0: as yarn computes it."""
     mscale: float = 0.0
+    """How yarn's factors grow with the logarithm of `factor`; 0 where a checkpoint has none."""
     mscale_all_dim: float = 0.0
-    """Both: how yarn's factors grow with the logarithm of `factor`; 0 where a checkpoint does not say."""
+    """Likewise, for the scores of attention."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -94,13 +94,17 @@ class Rope:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def _blended(self, plain: Tensor) -> Tensor:
-        """Share kept: 1 below trained / high, 0 beyond trained / low, linear in the number of turns between."""
+        """The share of each frequency that is kept: 1 below trained / high, 0 beyond trained / low, linear in the
+        number of turns between.
+        """
         turns = self.trained * plain / (2 * math.pi)  # of a pair over the trained positions
         kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
         return torch.lerp(plain / self.factor, plain, kept)
 
     def _ramped(self, plain: Tensor, theta: float) -> Tensor:
-        """Share scaled: 0 up to the frequency of `high` turns, 1 from that of `low` turns on, linear between."""
+        """The share of each frequency that is scaled: 0 up to the frequency of `high` turns, 1 from that of `low` turns
+        on, linear between.
+        """
         count = len(plain)
         first, last = (self._of_turns(turns, 2 * count, theta) for turns in (self.high, self.low))
         if self.whole:

@@ -119,7 +119,7 @@ class NamedStack:
 
     sizes: StackSizes
     stem: str
-    """The end of what stands before `layers` in the names of its tensors."""
+    """The part of its tensors' names before `layers`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,15 +30,15 @@ class TowerSizes:
     """Sizes of a vision tower."""
 
     width: int
-    """E."""
+    """E, the width of the tower."""
     inner: int
-    """F."""
+    """F, the width of its MLPs."""
     layers: int
     heads: int
     patch: int
-    """Pixels of a side."""
+    """Pixels per side of a patch."""
     grid: int
-    """Patches of a side for which positions were learned."""
+    """Patches per side for which positions were learned."""
 
 
 class SigLIPTower:

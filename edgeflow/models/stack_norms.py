@@ -23,24 +23,26 @@ class StackSizes:
     """The sizes of one stack."""
 
     width: int
-    """E."""
+    """E, the width of the stack."""
     inner: int
-    """F."""
+    """F, the width of its MLPs."""
     eps: float
     gelu: bool = False
-    """The gate of the MLP is a GELU, not a SiLU."""
+    """True where the gate of the MLP is a GELU, not a SiLU."""
     plus_one: bool = False
-    """Norms are stored less one (Gemma)."""
+    """True where norms are stored less one (Gemma)."""
     adaptive: bool = False
-    """Norms take scale, shift and gate from a condition of each row instead of a weight (π0.5)."""
+    """True where norms take scale, shift and gate from a condition of each row instead of a weight (π0.5)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormCondition:
-    """The source of the numbers of adaptive norms: values [n, E], and the one of each suffix row [L_S] int64."""
+    """The source of the numbers of adaptive norms."""
 
     values: Tensor
+    """[n, E]: the different conditions."""
     of_row: Tensor
+    """[L_S] int64: the index of each suffix row's condition."""
 
 
 Find = Callable[[str, str, torch.dtype], Any]
@@ -49,11 +51,12 @@ Find = Callable[[str, str, torch.dtype], Any]
 
 @dataclass(frozen=True, slots=True)
 class Modulation:
-    """Numbers of a pass for adaptive norms. values [2 N + 1, 3, n, E] float32: factor, shift and gate of every norm for
-    each value of the condition; of_row [L_S] int64: the value of each row."""
+    """The numbers of a pass for adaptive norms."""
 
     values: Tensor
+    """[2 N + 1, 3, n, E] float32: factor, shift and gate of every norm for each condition."""
     of_row: Tensor
+    """[L_S] int64: the index of each row's condition."""
 
     def part(self, norm: int, part: int) -> Tensor:
         """Factor, shift or gate of a norm for each row: [L_S, E]"""

@@ -33,12 +33,13 @@ class VisionBlock:
     """The weights of a pre-norm block."""
 
     norm1: tuple[Tensor, Tensor]
+    """Weight and bias."""
     qkv: Linear
     proj: Linear
     norm2: tuple[Tensor, Tensor]
-    """`norm1`, `norm2`: weight and bias."""
+    """Weight and bias."""
     fc1: Linear
-    """With the GELU after it. A LayerScale is folded into the projections that it scales."""
+    """A product with the GELU after it. A LayerScale is folded into the projections that it scales."""
     fc2: Linear
 
 

@@ -29,7 +29,7 @@ _ZIP = b"PK\x03\x04"
 _LEAVES = (str, int, float, bool, type(None))
 _KEYS = (str, int)
 SHOWN = 80  # characters of a name in messages
-_REFUSED = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w+)")
+_FORBIDDEN_TYPE = re.compile(r"(?:GLOBAL|class|instance of|global) ([A-Za-z_][\w.]*\.\w+)")
 """The name that torch's reader gives for what it does not build."""
 
 
@@ -105,9 +105,9 @@ def _check_directory(path: Path, most: int) -> None:
 
 def _unreadable(path: Path, error: Exception) -> str:
     """The message for a file that torch's reader refuses: it gives the type where it was not permitted to build it."""
-    named = _REFUSED.search(str(error))
+    named = _FORBIDDEN_TYPE.search(str(error))
     if named:
-        return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save those alone"
+        return f"{path} holds {named[1][:SHOWN]}: only tensors and plain containers are read, so save only those"
     return f"{path} is truncated, or not a file of tensors as torch.save writes it: copy the file again"
 
 
@@ -137,7 +137,7 @@ def _check_values(path: Path, value: Any, most: int) -> None:
 
 
 def _check_keys(path: Path, value: dict[Any, Any]) -> None:
-    """Check that names and numbers alone are keys. Others are neither printed nor hashed, which may take forever."""
+    """Check that only names and numbers are keys. Others are neither printed nor hashed, which may take forever."""
     wrong = next((type(key) for key in value if type(key) not in _KEYS), None)
     if wrong is not None:
         raise CheckpointError(f"{path} has a key of type {_name(wrong)}: only names and whole numbers are read")

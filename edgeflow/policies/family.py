@@ -29,14 +29,16 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """The JSON files that tell a checkpoint's family: config.json, and cases.json where recordings are verified."""
+    """The JSON files by which a checkpoint's family is recognised: config.json, and cases.json where recordings are
+    verified.
+    """
 
     config: Mapping[str, Any]
     cases: Mapping[str, Any] | None = None
 
 
 def check_kind(config: Mapping[str, Any], key: str, kind: str, *, family: str) -> None:
-    """CheckpointError for a config.json without the entry by which its family is known, or with another one."""
+    """Raise CheckpointError for a config.json that does not state this family."""
     if config.get(key) != kind:
         raise CheckpointError(f"policy.family: {family}, but config.json has {described_kind(config, key)}")
 
@@ -61,31 +63,33 @@ class Family:
     """How policies of one architecture are recognised, checked, loaded and served."""
 
     name: str
-    """As in `policy.family`."""
+    """The name, as in `policy.family`."""
     modes: tuple[Mode, ...]
-    """Those that differ for its policies, beside depth and auto."""
+    """The modes that differ for its policies, besides depth and auto."""
     detect: Callable[[CheckpointFiles], bool]
-    """True for a checkpoint of the family."""
+    """Recognises a checkpoint of the family."""
     check: Callable[[Path, Settings], object]
-    """CheckpointError or ConfigError for a directory or settings that could not be served, without reading weights."""
+    """Checks a directory and settings without reading weights; CheckpointError or ConfigError for what cannot be
+    served.
+    """
     load: Callable[[Path, Settings, LoadOptions], Published]
-    """The checkpoint's configuration, from which the policy is loaded."""
+    """Reads a checkpoint's configuration, from which the policy is loaded."""
     prepare: Callable[[Policy, EngineOptions], PassEngine]
-    """The engine that serves a loaded policy."""
+    """Makes the engine that serves a loaded policy."""
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     """The sizes of the decoder and its products, for prompts of so many rows, without reading weights."""
     formats: bool = False
-    """Its slots may be in other KV formats than the model's own."""
+    """True where slots may have other KV formats than the model's own."""
 
 
-def refuse_crop(family: str, options: LoadOptions) -> None:
-    """ConfigError for a centre crop, which policies of a family do not have."""
+def reject_crop(family: str, options: LoadOptions) -> None:
+    """Raise ConfigError for a centre crop, which policies of this family do not have."""
     if options.center_crop:
         raise ConfigError(f"center_crop: policies of this family, {family}, take whole images; remove it")
 
 
 def check_files(directory: Path, *names: str) -> None:
-    """CheckpointError for a directory without one of these files."""
+    """Raise CheckpointError for a directory without one of these files."""
     for name in names:
         if not (directory / name).is_file():
             raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")

@@ -148,7 +148,9 @@ def read_statistics(path: Path, wanted: Mapping[str, tuple[int, ...]]) -> dict[s
 
 
 def _data_sets(name: str, stored: set[str]) -> list[str]:
-    """The data sets whose statistics of this name a file has, as `so100.action.mean` or `so100_buffer_action.mean`."""
+    """The data sets for which a file has statistics of this name, as `so100.action.mean` or
+    `so100_buffer_action.mean`.
+    """
     wanted = name.replace(".", "_")
     spelled = {each: each.replace("_buffer_", ".").replace(".", "_") for each in stored}
     found = {each[: len(text) - len(wanted) - 1] for each, text in spelled.items() if text.endswith(f"_{wanted}")}
@@ -183,11 +185,11 @@ class Normalisation:
     """How a LeRobot policy's inputs and outputs are scaled."""
 
     sources: Mapping[str, str]
-    """The name under which each input of the network is observed."""
+    """The name of the observation for each input of the network."""
     inputs: Mapping[str, Affine]
-    """By the network's name; an input that is missing stays as it is."""
+    """The normalisation of each input, by its name in the network; an input without one is left as it is."""
     action: Affine | None
-    """None = the network's actions are in the robot's units."""
+    """The normalisation of actions; None where the network's actions are in the robot's units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,14 +204,14 @@ class Pipeline:
         return tuple(name for name, _ in self.steps)
 
     def one(self, name: str) -> Fields:
-        """The entry of a step that has to be there once."""
+        """The entry of a step that must occur exactly once."""
         found = [entry for step, entry in self.steps if step == name]
         if len(found) != 1:
             raise CheckpointError(f"{self.file} has {len(found)} steps {name}; served: one")
         return found[0]
 
     def ordered(self, first: str, second: str) -> None:
-        """Reject a pipeline in which a step comes after one that it has to precede."""
+        """Reject a pipeline with a step after one that it must precede."""
         if self.names.index(first) > self.names.index(second):
             raise CheckpointError(f"{self.one(first).where}: {first} comes after {second}; served: before it")
 

@@ -25,18 +25,18 @@ class Plugin:
     name: str
     """The name of its entry point, which is the family's."""
     origins: tuple[str, ...]
-    """The distributions that bring a family of this name, with their versions."""
+    """The distributions that provide a family of this name, with their versions."""
     entry: EntryPoint
-    """Where its code is."""
+    """The entry point with its code."""
 
     @property
-    def twice(self) -> bool:
+    def is_ambiguous(self) -> bool:
         """True when several distributions bring it, so that none of them can be used."""
         return len(self.origins) > 1
 
     def load(self) -> Family:
         """The family; ConfigError, naming the distribution, for one that cannot be used."""
-        if self.twice:
+        if self.is_ambiguous:
             raise ConfigError(f"policy.family: {self.name} is brought by {' and by '.join(self.origins)}: remove one")
         without_torch = "torch" not in sys.modules
         try:

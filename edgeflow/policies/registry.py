@@ -22,7 +22,7 @@ FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT, SMOLVLA, PI0, PI05)
 
 @cache
 def plugins() -> Mapping[str, Plugin]:
-    """The plug-ins by name, looked for once per process."""
+    """The plug-ins by name; searched once per process."""
     return installed(tuple(family.name for family in FAMILIES))
 
 
@@ -40,17 +40,19 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
         config = read_json(directory / "config.json")
         served = f"model: config.json of {directory} has {described_kind(config)}; served: {_names()}"
         text = "; ".join([served, *problems])
-        raise ConfigError(text) if any(plugin.twice for plugin in plugins().values()) else CheckpointError(text)
+        raise ConfigError(text) if any(plugin.is_ambiguous for plugin in plugins().values()) else CheckpointError(text)
     return found
 
 
 def detected(directory: Path, *, recorded: bool = False) -> Family | None:
-    """The family that a checkpoint's files tell; None where no family recognises it. recorded: as in `family_of`."""
+    """The family that recognises a checkpoint's files; None where no family recognises it. recorded: as in
+    `family_of`.
+    """
     return _search(directory, recorded=recorded)[0]
 
 
 def _search(directory: Path, *, recorded: bool) -> tuple[Family | None, list[str]]:
-    """The family of a checkpoint's files; the plug-ins that could not be asked, where no other one recognises it."""
+    """The family of a checkpoint's files; where none recognises them, the plug-ins that could not be loaded."""
     config = read_json(directory / "config.json")
     files = CheckpointFiles(config, read_json(directory / "cases.json", required=False) if recorded else None)
     found = next((family for family in FAMILIES if family.detect(files)), None)

@@ -21,13 +21,13 @@ REPORTED = 3  # errors of a message
 
 
 def check_length(key: str, entries: Sequence[object], size: int, what: str, *, kind: str = "entries") -> None:
-    """ConfigError for a list that is given and does not have an entry for each number of a vector."""
+    """Raise ConfigError for a configured list without exactly one entry per number of a vector."""
     if entries and len(entries) != size:
         raise ConfigError(f"policy.{key}: {len(entries)} {kind}, but {what} has {size} numbers")
 
 
 def check_unique(key: str, names: list[str]) -> None:
-    """ConfigError for a name that is repeated."""
+    """Raise ConfigError for a repeated name."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ConfigError(f"policy.{key}: {twice[0]!r} is there twice")

@@ -25,7 +25,7 @@ def pixels(image: Image) -> NDArray[np.uint8]:
 
 
 def placed(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device, uploaded where it is not there yet."""
+    """A tensor on the device, uploaded if it is on the host."""
     return values if values.device.type == device.type else uploaded(values, device)
 
 
@@ -39,21 +39,24 @@ def unit_range(image: Image, place: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightNumbers:
-    """Weights that are loaded, in numbers."""
+    """The numbers of weights that are loaded."""
 
     decoder: int
-    """The decoder of the stacks' projections."""
+    """The number of weights of the decoder's projections."""
     floats: int
-    """Those that stay in float32."""
+    """The number of weights that stay in float32."""
     others: int
+    """The number of all other weights."""
     quantised: int = 0
-    """Bytes of those in 4 bits."""
+    """Bytes of the weights in 4 bits."""
 
     @classmethod
     def of(
         cls, shapes: Shapes, *, decoder: tuple[str, ...], floats: tuple[str, ...], unused: tuple[str, ...]
     ) -> WeightNumbers:
-        """The others say what a name contains."""
+        """Count tensors by shape. decoder, floats, unused: parts of the names of each kind; all others count as
+        such.
+        """
         loaded = {name: shape for name, shape in shapes.items() if not _has(name, unused)}
         quantised = quantised_bytes(loaded)
         sums = {"decoder": 0, "floats": 0, "others": 0}

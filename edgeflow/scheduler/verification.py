@@ -86,7 +86,7 @@ class VerificationModel:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, int], deque[VerificationSample]] = {}
-        self._told: dict[tuple[int, int], int] = {}
+        self._reported: dict[tuple[int, int], int] = {}
 
     def observe(self, samples: Iterable[VerificationSample]) -> bool:
         """Record frames that left; True when forecasts change, since some mean became known or moved."""
@@ -107,8 +107,8 @@ class VerificationModel:
         found = self.of(stages, tolerance_bins)
         if found is None:
             return False
-        told = self._told.get((stages, tolerance_bins), 0)
-        if 100 * abs(found.mean_percent - told) <= CHANGED_PERCENT * told:
+        reported = self._reported.get((stages, tolerance_bins), 0)
+        if 100 * abs(found.mean_percent - reported) <= CHANGED_PERCENT * reported:
             return False
-        self._told[stages, tolerance_bins] = found.mean_percent
+        self._reported[stages, tolerance_bins] = found.mean_percent
         return True

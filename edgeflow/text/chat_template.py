@@ -30,7 +30,7 @@ RENDER_S = 2  # processor time of one text, and of compiling; those of real mode
 MEMORY_BYTES = 512 << 20  # beside that of the process itself
 MOST_BYTES = 64 << 20  # of a text
 START_S, PATIENCE_S = 60.0, 10.0  # on a busy machine a process gets little of its time
-RENDERED, REFUSED, FAILED = b"T", b"R", b"F"  # the text; what the template says; why there is none
+RENDERED, REJECTED, FAILED = b"T", b"R", b"F"  # the text; what the template says; why there is none
 
 
 class ChatTemplate:
@@ -102,7 +102,7 @@ class ChatTemplate:
         except OSError:
             raise _cause(self._process.end(LAST_WORDS_S)) from None
         text = found[1:].decode(errors="surrogatepass")
-        if found[:1] == REFUSED:
+        if found[:1] == REJECTED:
             raise InvalidArgument(text, field="messages")
         if found[:1] != RENDERED:
             raise _Failed(text)
@@ -125,7 +125,7 @@ def sandbox() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
     )
     sandbox.filters["tojson"] = _json
-    sandbox.globals |= {"raise_exception": _refuse, "strftime_now": _now}
+    sandbox.globals |= {"raise_exception": _reject, "strftime_now": _now}
     return sandbox
 
 
@@ -148,7 +148,7 @@ class TemplateRaised(TemplateError):
     """The template called raise_exception."""
 
 
-def _refuse(message: object) -> NoReturn:
+def _reject(message: object) -> NoReturn:
     raise TemplateRaised(str(message))
 
 

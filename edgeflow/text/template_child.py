@@ -8,7 +8,7 @@ from collections.abc import Callable
 from jinja2 import Template, TemplateError
 
 from edgeflow.ipc.bounded import limit_memory, limit_time, serve
-from edgeflow.text.chat_template import FAILED, MOST_BYTES, REFUSED, RENDERED, TemplateRaised, sandbox
+from edgeflow.text.chat_template import FAILED, MOST_BYTES, REJECTED, RENDERED, TemplateRaised, sandbox
 
 MAX_REASON = 200  # characters of the template's own words
 
@@ -38,7 +38,7 @@ def _answer(template: Template, values: dict[str, object]) -> bytes:
     try:
         text = template.render(values).encode(errors="surrogatepass")
     except TemplateRaised as error:
-        return REFUSED + str(error)[:MAX_REASON].encode(errors="surrogatepass")
+        return REJECTED + str(error)[:MAX_REASON].encode(errors="surrogatepass")
     except MemoryError:
         raise  # its exit code tells
     except Exception:  # a template is a program: it fails in any way on messages it was not made for

@@ -18,11 +18,11 @@ class WeightFiles:
     """The files that are read."""
 
     paths: tuple[Path, ...]
-    """By name."""
+    """The files, by name."""
     places: Mapping[str, Path] | None = None
-    """The file of each tensor as the index says; None without an index: one file holds all of them."""
+    """The file of each tensor, as the index says; None without an index, where one file holds all of them."""
     remark: str = ""
-    """The other files of the directory, which are not read, for the log; "" = nothing."""
+    """A remark for the log on other files of the directory, which are not read; "" without any."""
 
 
 def find_weights(directory: Path) -> WeightFiles:

@@ -25,7 +25,7 @@ from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.models.checkpoint import fingerprint
-from edgeflow.models.quantization import refuse_conversion
+from edgeflow.models.quantization import reject_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
@@ -59,7 +59,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
     family = family_of(path, config.policy.family)
-    refuse_conversion(path, config.weights, "weights")
+    reject_conversion(path, config.weights, "weights")
     published = family.load(path, config.policy.settings, LoadOptions(center_crop=config.center_crop))
     keys = published.unnorm_keys  # before the slow part, so that a wrong key is reported at once
     if config.unnorm_key and config.unnorm_key not in keys:

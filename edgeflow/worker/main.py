@@ -73,7 +73,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         channel.send,
         default_unnorm_key=config.unnorm_key,
         pacer=pacer,
-        chat=chat.plane(config.chat, clock, link.send) if chat and link else None,
+        chat=chat.loop(config.chat, clock, link.send) if chat and link else None,
         times=times,
         trajectory=config.trajectory,
     )

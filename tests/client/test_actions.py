@@ -69,7 +69,7 @@ def test_a_relative_action_without_a_pose_is_a_typed_error():
         resolve(schema("tool", "rotvec"), np.zeros(7), None)
 
 
-def test_target_is_anchored_to_the_frame_unless_told_otherwise():
+def test_target_is_anchored_to_the_frame_by_default():
     frame = Pose(np.array([1.0, 0.0, 0.0]), wxyz=identity().wxyz)
     now = Pose(np.array([5.0, 0.0, 0.0]), wxyz=identity().wxyz)
     values = np.array([0.1, 0, 0, 0, 0, 0, 1.0])
@@ -144,7 +144,7 @@ def test_nothing_is_to_be_done_at_hold_and_stop(command):
         (OTHER, "tool", "directive.tool is None for every action of this policy: read directive.action.values"),
     ],
 )
-def test_a_loop_that_keeps_reading_the_wrong_kind_is_told_once(relative, read, told, caplog):
+def test_a_loop_that_keeps_reading_the_wrong_kind_is_warned_once(relative, read, told, caplog):
     advice = Advice()  # of the session; each directive is a new one
     for count in range(5 * PATIENCE):
         assert getattr(directive_of(relative, identity(), advice), read) is None
@@ -152,7 +152,7 @@ def test_a_loop_that_keeps_reading_the_wrong_kind_is_told_once(relative, read, t
     assert told in caplog.text
 
 
-def test_a_loop_that_reads_both_kinds_is_left_alone(caplog):
+def test_a_loop_that_reads_both_kinds_is_not_warned(caplog):
     advice = Advice()
     for _ in range(5 * PATIENCE):
         directive = directive_of(ABSOLUTE, advice=advice)
@@ -160,7 +160,7 @@ def test_a_loop_that_reads_both_kinds_is_left_alone(caplog):
     assert not caplog.records
 
 
-def test_a_frame_without_a_pose_gives_no_target_and_is_told_once(caplog):
+def test_a_frame_without_a_pose_gives_no_target_and_is_logged_once(caplog):
     advice = Advice()
     for _ in range(5 * PATIENCE):
         assert directive_of(MOVES_TOOL, None, advice).tool is None

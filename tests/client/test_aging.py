@@ -111,7 +111,7 @@ def test_without_look_ahead_targets_are_bit_for_bit_those_of_the_action(values, 
         (Aging(), schema(20.0, relative=False), 1.0),
     ],
 )
-def test_one_step_displacements_look_ahead_unless_told_not_to(aging, agreed, factor):
+def test_one_step_displacements_look_ahead_by_default(aging, agreed, factor):
     assert action(aging, 400.0, schema=agreed).target().factor == pytest.approx(factor)
 
 
@@ -131,7 +131,7 @@ def test_an_action_is_one_step_or_the_whole_way():
         (OFF, {}, False),
     ],
 )
-def test_a_policy_that_states_no_rate_is_told_once(aging, stated, warned, caplog):
+def test_a_policy_without_a_rate_is_logged_once(aging, stated, warned, caplog):
     session = ClientSession(session_settings(), "grasp", ManualClock(MS), 0, aging)
     with caplog.at_level(logging.WARNING, "edgeflow_client"):
         for _ in range(3):

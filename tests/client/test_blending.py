@@ -97,7 +97,7 @@ def test_a_blended_number_is_between_those_that_it_is_made_of(blending, horizon,
 
 @pytest.mark.oracle(BUNDLE)
 @pytest.mark.parametrize("name", ENSEMBLES)
-def test_the_temporal_ensemble_plays_the_recorded_actions(name):
+def test_the_temporal_ensemble_gives_the_recorded_actions(name):
     cases = json.loads((oracle(BUNDLE) / "cases.json").read_text())["ensemble"]
     (case,) = [case for case in cases if case["name"] == name]
     tensors = load_file(oracle(BUNDLE) / "expected.safetensors")
@@ -130,7 +130,7 @@ def test_rows_overlap_where_both_chunks_have_one(shift, horizon):
     assert pairs == [(row, row + shift) for row in range(horizon) if 0 <= row + shift < horizon]
 
 
-def test_weighted_is_30_percent_of_what_was_played_and_70_percent_of_the_newest():
+def test_weighted_is_30_percent_of_the_last_chunk_and_70_percent_of_the_newest():
     ones, twos, threes = (np.full((4, 1), value) for value in (1.0, 2.0, 3.0))
     played = play(Weighted(), [(0, ones), (STEP_NS, twos), (3 * STEP_NS, threes)])
     np.testing.assert_allclose(played[1][:, 0], [1.7, 1.7, 1.7, 2.0])
@@ -174,7 +174,7 @@ def test_huge_numbers_stay_finite():
         assert np.isfinite(play(blending, chunks)[-1]).all()
 
 
-def test_what_is_played_cannot_be_changed_afterwards():
+def test_a_chunk_in_execution_cannot_be_changed():
     chunk = Blender(LATEST).blended(np.zeros((4, 1)), Timeline(0, STEP_NS, 4), epoch=1)
     with pytest.raises(ValueError, match="read-only"):
         chunk.played[0] = 1.0

@@ -112,7 +112,7 @@ def test_from_a_present_pose_it_is_one_row():
     assert (target.factor, target.look_ahead_s, target.step) == (1.0, 0.0, 3)
 
 
-def test_absolute_rows_are_played_as_they_are():
+def test_absolute_rows_are_executed_unchanged():
     chunk = np.arange(56.0).reshape(8, 7)
     target = chunk_action(chunk, 5, schema(relative=False), frame_pose=None).target()
     assert target.pose is None

@@ -145,7 +145,7 @@ def test_on_arrival_the_row_that_is_due_is_checked(robot: ChunkSession, age_ms, 
     assert robot.session.flight.too_old == (not acts)
 
 
-def test_with_limits_shorter_than_a_step_no_row_is_played_past_its_limit():
+def test_with_limits_shorter_than_a_step_no_row_is_executed_past_its_limit():
     robot = ChunkSession(max_action_age_s=0.015)
     frame = robot.push()
     robot.wait(17)
@@ -182,7 +182,7 @@ def test_a_newer_chunk_replaces_an_older_one_and_not_the_other_way_round(robot: 
         ({"rows": np.vstack([ROWS[:-1], np.full(DIMS, 1.001)])}, "ACTION_OUT_OF_LIMITS"),
     ],
 )
-def test_a_chunk_that_cannot_be_played_means_hold(robot: ChunkSession, change, reason):
+def test_a_chunk_that_cannot_be_executed_means_hold(robot: ChunkSession, change, reason):
     robot.act(robot.push())
     assert not robot.act(robot.push(), **change)
     held = robot.session.directive()
@@ -214,7 +214,7 @@ def test_overlapping_chunks_are_blended_until_something_new_begins(blending):
         assert plays_ones(epoch)
 
 
-def test_what_the_robot_refuses_is_not_blended():
+def test_rejected_chunks_are_not_blended():
     robot = ChunkSession(blending=Weighted())
     old = robot.push()
     robot.act(robot.push(), np.ones((HORIZON, DIMS)))
@@ -230,7 +230,7 @@ def playing(frame: pb.Frame) -> tuple[int, int] | None:
     return (frame.playing.seq, frame.playing.step) if frame.HasField("playing") else None
 
 
-def test_a_frame_says_which_row_was_played_at_its_capture(robot: ChunkSession):
+def test_a_frame_reports_the_row_in_execution_at_its_capture(robot: ChunkSession):
     first = robot.push()
     assert playing(first) is None
     robot.wait(30)
@@ -248,7 +248,7 @@ def test_a_frame_says_which_row_was_played_at_its_capture(robot: ChunkSession):
     assert playing(robot.push()) is None
 
 
-def test_a_frame_after_hold_reset_or_a_lost_stream_plays_nothing(robot: ChunkSession):
+def test_no_chunk_is_in_execution_after_hold_reset_or_a_lost_stream(robot: ChunkSession):
     robot.act(robot.push())
     robot.wait(25)
     robot.session.stream_message(pb.ServerMessage(action=pb.Action(command=pb.COMMAND_HOLD, reason="FAULT")))
@@ -330,7 +330,7 @@ LIMITS_S = st.sampled_from([0.01, 0.05, 0.3, 60.0])
 
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, BLENDINGS, LIMITS_S)
-def test_rows_never_go_back_and_are_never_played_out_of_time(events, blending, limit_s):
+def test_rows_never_go_back_and_are_never_executed_out_of_time(events, blending, limit_s):
     robot = ChunkSession(max_action_age_s=limit_s, blending=blending)
     frames: list[pb.Frame] = []
     seen: list[tuple[int, int]] = []

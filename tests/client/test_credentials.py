@@ -56,7 +56,7 @@ def test_nothing_is_shown_where_nothing_is_given(serve, connect):
         assert "authorization" not in server.metadata
 
 
-def test_a_token_goes_over_loopback_and_is_told_nobody_else(serve, connect, caplog: pytest.LogCaptureFixture):
+def test_a_token_is_sent_over_loopback_and_nowhere_else(serve, connect, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     shown = Credentials(token=TOKEN)
     server = serve(answer_all)
@@ -93,7 +93,7 @@ def test_a_token_never_leaves_the_machine_unencrypted(serve, connect, monkeypatc
         ("dns:///10.0.0.1:1", False),
     ],
 )
-def test_what_loopback_is(address: str, local: bool):
+def test_loopback_addresses(address: str, local: bool):
     assert module._is_loopback(address) is local
 
 

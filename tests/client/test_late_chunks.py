@@ -50,7 +50,7 @@ def test_a_chunk_fits_until_the_rows_that_it_was_conditioned_on_have_passed(robo
 
 
 @pytest.mark.parametrize(("continues", "played"), [(0, 3), (1, 2), (2, 3)])
-def test_a_chunk_that_continues_another_than_the_one_being_played_does_not_fit(
+def test_a_chunk_that_continues_another_than_the_one_in_execution_does_not_fit(
     robot: ChunkSession, continues: int, played: int
 ):
     second, third = robot.push(), robot.push()  # the third is captured before the second is answered
@@ -63,7 +63,7 @@ def test_a_chunk_that_continues_another_than_the_one_being_played_does_not_fit(
     assert (action.seq, action.late, late(robot)) == (3, played == 2, (int(played == 2), int(played == 2)))
 
 
-def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: ChunkSession):
+def test_a_late_chunk_is_executed_after_the_last_row_of_the_other(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -77,7 +77,7 @@ def test_a_late_chunk_is_played_when_no_row_of_the_other_is_due_any_more(robot: 
     assert robot.session.flight.statistics().actions == 2
 
 
-def test_a_late_chunk_whose_validity_ends_before_is_never_played(robot: ChunkSession):
+def test_a_late_chunk_whose_validity_ends_earlier_is_never_executed(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2, valid_for_ms=50)
@@ -110,7 +110,7 @@ def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_en
     assert late(robot) == (0, 0) and robot.session.flight.statistics().ignored == 3
 
 
-def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: ChunkSession):
+def test_a_chunk_from_the_reserve_continues_the_motion(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -121,7 +121,7 @@ def test_a_chunk_from_the_reserve_goes_on_with_the_motion(robot: ChunkSession):
     assert robot.session.directive().action.seq == 3
 
 
-def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds_it_so(robot: ChunkSession):
+def test_a_chunk_from_the_reserve_is_in_execution_for_the_next_late_one(robot: ChunkSession):
     first, second = robot.push(), robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, first, 2)
@@ -132,7 +132,7 @@ def test_a_chunk_from_the_reserve_counts_as_played_where_the_next_late_one_finds
 
 
 @pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])
-def test_what_is_in_reserve_ends_with_what_is_played(robot: ChunkSession, end: str):
+def test_the_reserve_ends_with_the_chunk_in_execution(robot: ChunkSession, end: str):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     assert continued(robot, frame, 2)
@@ -163,7 +163,7 @@ def test_a_newer_chunk_that_fits_replaces_what_is_in_reserve(robot: ChunkSession
     assert robot.session.directive().action.seq == 3 and late(robot) == (1, 0)
 
 
-def test_frames_report_what_is_played_from_the_reserve(robot: ChunkSession):
+def test_frames_report_chunks_executed_from_the_reserve(robot: ChunkSession):
     frame = robot.push()
     robot.wait(3 * STEP_MS)
     continued(robot, frame, 2)
@@ -205,7 +205,7 @@ def test_an_action_says_how_it_came_about(robot: ChunkSession):
 
 
 @pytest.mark.parametrize("rtc", [None, False, True])
-def test_a_session_asks_for_continued_chunks_unless_it_is_told_not_to(rtc: bool | None):
+def test_a_session_requests_continued_chunks_by_default(rtc: bool | None):
     message = open_message(session_settings(rtc=rtc), "grasp")
     assert message.HasField("rtc") == message.rtc == (rtc is not False)
     assert not open_message(session_settings(chunks=False), "grasp").HasField("rtc")

@@ -46,9 +46,7 @@ def test_a_lost_stream_is_followed_by_a_new_one(serve, connect, eventually):
     assert second.heard.get(timeout=60).frame.seq <= min(pushed, MANY)  # a new stream counts from the start
 
 
-def test_a_stream_that_ends_for_too_many_frames_is_replaced_and_the_loop_is_told_once(
-    serve, connect, eventually, caplog
-):
+def test_a_stream_that_ends_for_too_many_frames_is_replaced_and_logged_once(serve, connect, eventually, caplog):
     def flooded_twice(talk: Talk) -> None:
         if talk.number <= 2:
             talk.open()

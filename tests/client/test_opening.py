@@ -100,7 +100,7 @@ def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
 
 
 @pytest.mark.parametrize("wrong", [{"cameras": CAMERA}, {"cameras": None}, {"state": 6}])
-def test_what_must_be_a_list_is_told(serve, connect, wrong):
+def test_a_value_that_must_be_a_list_is_an_error(serve, connect, wrong):
     with pytest.raises(InvalidArgument, match=f"{next(iter(wrong))}: must be a list, got"):
         connect(serve(answer_all), **wrong)
 

@@ -27,7 +27,7 @@ def kinds(outgoing: OutgoingMessages) -> list[str]:
     return [message.WhichOneof("kind") for message in outgoing]
 
 
-def test_of_frames_only_the_newest_is_written():
+def test_only_the_newest_frame_is_written():
     outgoing = OutgoingMessages(pb.Open(model="m"))
     assert outgoing.offer(pb.Frame(seq=1)) == 0
     assert outgoing.offer(pb.Frame(seq=2)) == 1
@@ -177,7 +177,7 @@ def test_an_answer_that_no_robot_can_keep_is_refused(change, told):
         opened_of(message)
 
 
-def test_what_was_agreed_about_drafts_and_control_steps_is_kept():
+def test_settings_of_drafts_and_control_steps_are_kept():
     message = opened()
     message.mode, message.tolerance_bins, message.max_passes = pb.MODE_SPECULATIVE, 1, 7
     message.schema.control_rate_hz = 5.0
@@ -258,7 +258,7 @@ def test_a_mode_may_be_given_by_its_name():
         ({"state": ("observation.state",)}, r"state\[0\]: must be a StateSpec\(name=\.\.\., size=\.\.\.\)"),
     ],
 )
-def test_a_setting_of_another_kind_is_told_with_what_to_pass(changed, told):
+def test_a_setting_of_another_kind_is_rejected_with_what_to_pass(changed, told):
     with pytest.raises(InvalidArgument, match=told):
         open_message(session_settings(**changed), "grasp")
 

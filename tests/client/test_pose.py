@@ -93,7 +93,7 @@ def test_a_quaternion_is_normalised_and_numbers_are_copied():
         (lambda: Pose.from_rpy(POSITION, ONE), r"rpy: has shape \[4\]; it must be 3 numbers \(roll, pitch and yaw"),
     ],
 )
-def test_what_is_no_pose_is_told(make, told):
+def test_an_invalid_pose_is_an_error(make, told):
     with pytest.raises(InvalidArgument, match=told):
         make()
 
@@ -119,7 +119,7 @@ def test_a_composition_that_overflowed_is_not_pushed():
 
 
 @pytest.mark.parametrize("given", [np.eye(4), (POSITION, ONE), "pose"])
-def test_anything_else_than_a_pose_is_told(given):
+def test_anything_except_a_pose_is_rejected(given):
     with pytest.raises(InvalidArgument, match=r"pose: must be a Pose, got \w+; make one by .* Pose\.from_matrix"):
         check_pose(given, 100.0)
 

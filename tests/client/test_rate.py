@@ -40,7 +40,7 @@ def test_the_time_that_work_and_late_sleep_take_does_not_add_up():
     assert sum(missed) == 0
 
 
-def test_a_period_that_is_no_whole_number_of_nanoseconds_does_not_drift():
+def test_a_period_with_a_fraction_of_a_nanosecond_does_not_drift():
     begun, _ = LateLoop(period_s=1 / 30).run([1.0] * 3001)
     assert begun[-1] == pytest.approx(100_000.0, abs=1e-3)
 
@@ -56,7 +56,7 @@ def test_a_period_that_is_no_whole_number_of_nanoseconds_does_not_drift():
         (510, [0, 510, 550, 600], [0, 10, 0, 0]),
     ],
 )
-def test_a_missed_period_is_told_and_not_made_up_for(work_ms, begins_ms, missed):
+def test_a_missed_period_is_reported_and_not_made_up_for(work_ms, begins_ms, missed):
     loop = LateLoop()
     assert loop.run([work_ms, 1, 1, 1]) == (begins_ms, missed)
     assert loop.rate.missed == sum(missed)
@@ -72,6 +72,6 @@ def test_steps_are_at_least_half_a_period_apart_and_on_the_grid_unless_late(work
 
 
 @pytest.mark.parametrize("period_s", [0, -1, float("nan"), float("inf"), 3601, "0.05", None])
-def test_a_period_that_is_none_is_rejected(period_s):
+def test_an_invalid_period_is_rejected(period_s):
     with pytest.raises(InvalidArgument, match="period_s: must be above 0 and at most 3600 s, got"):
         RateKeeper(period_s)

@@ -171,7 +171,7 @@ def test_the_farthest_pose_is_the_clients_own_setting(serve, connect):
             client.push(IMAGE, pose=Pose([0.0, 0.0, 2.1], wxyz=[1, 0, 0, 0]))
 
 
-def test_misuse_is_told(serve, connect):
+def test_misuse_is_an_error(serve, connect):
     client = connect(serve(answer_all))
     with pytest.raises(FailedPrecondition):
         client.push(IMAGE)

@@ -36,7 +36,7 @@ def test_a_reader_of_directives_is_woken_for_every_row(serve, connect):
     assert found == [(step, ROWS[step, 0]) for step in range(HORIZON)]
 
 
-def test_the_service_hears_which_row_is_played(serve, connect, eventually):
+def test_the_service_gets_the_row_in_execution(serve, connect, eventually):
     clock, server = ManualClock(1000 * MS), serve(answer_with_chunks)
     with connect(server, clock=clock, blending=Weighted()) as client:
         client.push(IMAGE, pose=identity())

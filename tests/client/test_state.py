@@ -60,7 +60,7 @@ def test_state_that_does_not_match_is_refused_with_the_vector(state, proprio, to
         encode_state(state, proprio, SPECS)
 
 
-def test_open_declares_the_vectors_and_that_chunks_are_played():
+def test_open_declares_the_vectors_and_chunks():
     message = open_message(session_settings(state=SPECS), "grasp")
     assert [(each.name, each.size) for each in message.state] == [("arm", 3), ("gripper", 1)]
     assert (list(message.state[0].elements), list(message.state[0].units)) == (["a", "b", "c"], ["rad"] * 3)

@@ -41,7 +41,7 @@ def test_one_action_ends_as_it_always_did(stamp_ns, age_ns, validity_ns, limit_n
 
 
 @given(timelines, st.integers(0, 10**10), st.integers(1, 5 * 10**8), st.none() | st.integers(1, 10**10), st.data())
-def test_no_row_is_played_past_its_limit_nor_the_chunk_past_its_validity(
+def test_no_row_is_executed_past_its_limit_nor_a_chunk_past_its_validity(
     timeline, late_ns, validity_ns, limit_ns, data
 ):
     received_ns = timeline.stamp_ns + late_ns
@@ -65,7 +65,7 @@ def test_a_limit_shorter_than_a_step_ends_the_chunk_with_the_row_that_is_due():
     assert TEN.valid_until_ns(1045 * MS, 500 * MS, 15 * MS) == 1055 * MS
 
 
-def test_the_log_says_what_was_played_when():
+def test_the_log_has_the_chunk_executed_at_a_moment():
     log = PlayLog()
     assert log.at(0) is None
     log.begin(3, Timeline(1000, 10, 5), 1012, 1100)
@@ -76,7 +76,7 @@ def test_the_log_says_what_was_played_when():
     assert found == {1011: None, 1012: (3, 1), 1029: (3, 2), 1030: (4, 1), 1059: (4, 4), 1060: None, 2000: None}
 
 
-def test_a_chunk_that_ran_out_is_not_played_any_more():
+def test_a_chunk_that_ran_out_is_not_executed():
     log = PlayLog()
     log.begin(3, Timeline(1000, 10, 5), 1012, 1020)
     log.end(1500)

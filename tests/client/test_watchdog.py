@@ -144,7 +144,7 @@ def test_a_new_instruction_does_not_excuse_an_interruption(silence_ms):
         assert watchdog.offer(action(clock, 2)) is resumes
 
 
-def test_a_check_that_raises_is_called_again_and_said_once(caplog):
+def test_a_check_that_raises_is_called_again_and_logged_once(caplog):
     calls, enough = [], threading.Event()
 
     def check() -> None:
@@ -160,7 +160,7 @@ def test_a_check_that_raises_is_called_again_and_said_once(caplog):
     assert caplog.text.count("RuntimeError: a mistake of ours") == 1
 
 
-def test_waiting_for_the_first_action_after_a_reset_is_no_interruption():
+def test_waiting_for_the_first_action_after_a_reset_is_not_an_interruption():
     clock = ManualClock()
     watchdog = Watchdog(clock)
     watchdog.offer(action(clock, 1))
@@ -233,7 +233,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 @settings(max_examples=300, deadline=None)
-def test_what_is_given_out_is_valid_new_and_permitted(events):
+def test_actions_given_out_are_valid_new_and_permitted(events):
     """A naive account of the rules, kept beside the machine; `look` makes observation itself an event."""
     clock = ManualClock()
     watchdog = Watchdog(clock, RESUME_MS * MS)

@@ -40,7 +40,7 @@ def test_defaults_are_loopback_and_the_embedded_policy():
     )
 
 
-def test_the_embedded_policy_is_found_or_it_is_said_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_embedded_policy_is_reported_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("edgeflow.model_paths.EMBEDDED_POLICY", tmp_path)
     with pytest.raises(CheckpointError, match="edgeflow train-demo"):
         load_config(None, {}).model_path  # noqa: B018
@@ -187,7 +187,7 @@ def test_the_worker_reads_what_the_front_wrote(tmp_path: Path):
         ("\udcff".encode("utf-8", "surrogateescape").decode("latin-1"), "line 1 column 1"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, values: object, message: str):
+def test_faults_are_reported_in_one_line(tmp_path: Path, values: object, message: str):
     with pytest.raises(ConfigError) as caught:
         load_config(write(tmp_path / "c.json", values), {})
     assert message in caught.value.text and "\n" not in caught.value.text
@@ -265,7 +265,7 @@ def test_the_embedded_models_are_named_to_those_who_may_have_them():
     assert resolve_model("demo-chat", chat=True) == EMBEDDED_CHAT_MODEL
 
 
-def test_of_the_hub_weights_and_texts_are_fetched_and_no_code():
+def test_weights_and_texts_are_fetched_from_the_hub_but_no_code():
     wanted = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.model", "merges.txt", "chat_template.jinja"]
     others = ["modeling_openvla.py", "pytorch_model.bin", "model.gguf"]
     assert list(filter_repo_objects([*wanted, *others], allow_patterns=list(HUB_FILES))) == wanted

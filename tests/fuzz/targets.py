@@ -85,7 +85,7 @@ def chat(data: bytes) -> None:
         parsed = parse(kind, JSON_TYPE, data[1:])
         json.dumps(parsed.model_dump(mode="json"))
         if isinstance(parsed, ChatBody):
-            assert len(parsed.schema_wanted.text) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
+            assert len(parsed.answer_schema.text) <= MAX_SCHEMA_BYTES and len(parsed.messages) <= MAX_MESSAGES
 
 
 def openpi(data: bytes) -> None:

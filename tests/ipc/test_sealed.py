@@ -90,7 +90,7 @@ def test_memory_whose_writing_fails_is_gone_while_its_error_is_kept():
     assert seen == [8] and ours() == before and kept.tb is not None
 
 
-def test_what_is_not_sealed_or_too_large_is_rejected():
+def test_unsealed_or_too_large_memory_is_rejected():
     loose = os.memfd_create("loose")
     fd = seal(bytes(10))
     try:
@@ -151,7 +151,7 @@ def test_a_message_without_room_for_its_descriptor_is_not_a_broken_protocol():
     there.close()
 
 
-def test_a_full_socket_and_a_foreign_packet_are_told_apart():
+def test_a_full_socket_and_a_foreign_packet_are_distinguished():
     ours, theirs = packet_pair()
     here, there = Packets[ChildMessage](ours, CODING), Packets[ChildMessage](theirs, CODING)
     sent = 0

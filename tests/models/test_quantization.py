@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.quantization import Quantization, refuse_conversion
+from edgeflow.models.quantization import Quantization, reject_conversion
 from edgeflow.text.weight_files import SINGLE_FILE
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.kernels.awq_weights import random_gemm
@@ -73,11 +73,11 @@ def test_projections_that_are_computed_as_one_are_quantised_together(tmp_path: P
 
 
 def test_a_checkpoint_in_4_bits_is_not_converted(tmp_path: Path):
-    refuse_conversion(write(tmp_path), "float", "weights")
+    reject_conversion(write(tmp_path), "float", "weights")
     with pytest.raises(ConfigError, match=r"weights: fp8: the weights of .* are in 4 bits already"):
-        refuse_conversion(tmp_path, "fp8", "weights")
+        reject_conversion(tmp_path, "fp8", "weights")
     (tmp_path / "config.json").write_text("{}")
-    refuse_conversion(tmp_path, "fp8", "weights")
+    reject_conversion(tmp_path, "fp8", "weights")
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_code_is_refused_by_name_and_does_not_run(tmp_path: Path, archive: bool,
     value = Code(os.mkdir, str(trace))
     saved(tmp_path / "a.pt", {"weight": torch.ones(2), "inner": [value]} if nested else value, archive=archive)
     assert refusal(tmp_path / "a.pt") == (
-        "FILE holds posix.mkdir: only tensors and plain containers are read, so save those alone"
+        "FILE holds posix.mkdir: only tensors and plain containers are read, so save only those"
     )
     assert not trace.exists()
 

@@ -130,7 +130,7 @@ def test_a_ready_file_of_an_earlier_service_goes_before_anything_can_fail(tmp_pa
     assert not ready.exists()
 
 
-def test_a_ready_file_that_cannot_be_written_is_told_first(tmp_path: Path):
+def test_a_ready_file_that_cannot_be_written_is_reported_first(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "nowhere" / "ready.json", tmp_path / "folder"):
         with pytest.raises(ConfigError, match="ready_file: "):

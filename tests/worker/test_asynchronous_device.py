@@ -60,14 +60,14 @@ def check(foretold: Forecast, delivered: Delivered) -> None:
 
 @pytest.mark.parametrize("period_ms", [0, 33, 150])
 @pytest.mark.parametrize("depth", depths_of(K))
-def test_what_is_foretold_is_delivered(policy, times, depth: int, period_ms: int):
+def test_the_forecast_rate_is_delivered(policy, times, depth: int, period_ms: int):
     robots = [ForecastSession(pace=Pace(depth), period_ns=period_ms * MS)]
     (delivered,) = ClosedLoop(policy, robots).run(60)
     check(forecast(times, limits(), robots)[0], delivered)
 
 
 @pytest.mark.parametrize("depths", [(1, 1), (7, 7), (1, 7), (3, 7)])
-def test_two_robots_get_what_is_foretold(policy, times, depths: tuple[int, int]):
+def test_two_robots_get_the_forecast_rate(policy, times, depths: tuple[int, int]):
     robots = [ForecastSession(pace=Pace(depth), period_ns=70 * MS) for depth in depths]
     found = ClosedLoop(policy, robots).run(40)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):
@@ -92,7 +92,7 @@ def drafting(policy, robots: list[ForecastSession]) -> ClosedLoop:
 
 
 @pytest.mark.parametrize("robot", [drafts(), drafts(33), drafts(150), drafts(7, 30), drafts(0, 0, 1), drafts(20, 0, 3)])
-def test_frames_that_draft_get_what_is_foretold(policy, times, robot: ForecastSession):
+def test_frames_that_draft_get_the_forecast_rate(policy, times, robot: ForecastSession):
     (delivered,) = drafting(policy, [robot]).run(600)
     (foretold,) = forecast(times, limits(), [robot])
     assert foretold.fps == pytest.approx(delivered.fps, rel=CLOSE)
@@ -101,7 +101,7 @@ def test_frames_that_draft_get_what_is_foretold(policy, times, robot: ForecastSe
         assert delivered.worst_age_ns <= robot.patience_ns
 
 
-def test_frames_that_draft_beside_others_get_what_is_foretold(policy, times):
+def test_frames_that_draft_beside_others_get_the_forecast_rate(policy, times):
     robots = [drafts(70), ForecastSession(pace=Pace(K), period_ns=70 * MS)]
     found = drafting(policy, robots).run(300)
     for foretold, delivered in zip(forecast(times, limits(2), robots), found, strict=True):

@@ -202,7 +202,7 @@ def test_one_payload_is_held_at_a_time(bench: ChatLinkBench):
     assert isinstance(bench.chat(1)[0], ChatStart)
 
 
-def test_a_reader_that_stops_ends_its_answer_and_is_told_once_it_reads(bench: ChatLinkBench):
+def test_a_reader_that_stops_ends_its_answer_and_gets_the_error_when_it_reads(bench: ChatLinkBench):
     front = bench.greeted()
     front.send(request_of([1], 9))
     (start,) = bench.chat(1)
@@ -285,7 +285,7 @@ def test_a_newer_chat_front_replaces_the_older_and_gets_none_of_its_answers(benc
     assert new.receive() == done(3)
 
 
-def test_what_a_chat_front_may_not_send_ends_its_socket(bench: ChatLinkBench):
+def test_a_message_that_a_chat_front_may_not_send_ends_its_socket(bench: ChatLinkBench):
     wrong = (
         OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""),
         ChatStart(**{name: getattr(picture(1), name) for name in ChatStart.__slots__ if name != "sizes"}, sizes=[64]),

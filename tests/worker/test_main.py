@@ -99,7 +99,7 @@ def test_it_leaves_when_the_front_goes(start, tmp_path):
     assert process.wait(timeout=60) == 0
 
 
-def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
+def test_a_missing_checkpoint_is_reported_by_name(start, tmp_path):
     process, channel = start(model=str(tmp_path / "nothing"))
     failed = first_that_is_no_progress(channel)
     assert isinstance(failed, WorkerFailed)
@@ -115,7 +115,9 @@ def test_a_missing_checkpoint_is_told_by_name(start, tmp_path):
         ({"unnorm_key": "elsewhere"}, 7, "unnorm_key: 'elsewhere' is not one of tiny"),
     ],
 )
-def test_a_limit_that_does_not_fit_the_model_is_told(tmp_path, settings: dict[str, object], actions: int, message: str):
+def test_a_limit_that_does_not_fit_the_model_is_reported(
+    tmp_path, settings: dict[str, object], actions: int, message: str
+):
     directory = write_checkpoint(tmp_path / "tiny", TinySize(actions=actions))
     with pytest.raises(ConfigError, match=message):
         build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))

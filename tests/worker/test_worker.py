@@ -147,7 +147,7 @@ def test_times_are_those_of_the_passes(policy):
     assert second.inference_ns == policy.K * PASS_NS
 
 
-def test_a_new_instruction_drops_what_is_under_way(policy):
+def test_a_new_instruction_drops_frames_in_flight(policy):
     bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1))
     bench.run(2)
@@ -167,7 +167,7 @@ def test_closing_frees_the_ring(policy):
     assert [result.session for result in results(said)] == [2]
 
 
-def test_a_superseded_frame_is_told(policy):
+def test_a_superseded_frame_is_reported(policy):
     bench = WorkerBench(policy)
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""), frame(1), frame(2))
     said = bench.drain()

@@ -128,7 +128,7 @@ class Results:
     robots: list[RobotSummary]
     predictions: list[Prediction | None]
     refusals: list[str]
-    """robots, predictions and refusals have one entry per robot."""
+    """`robots`, `predictions` and `refusals` have one entry per robot."""
     generator: Generator
     steps: list[StepResult]
     """The steps of a ramp; otherwise empty."""

@@ -46,7 +46,7 @@ class Measurement:
     """Delay of the event loop, sampled every LAG_PERIOD_S."""
     opened: list[Opened | None] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
-    """opened and refusals have one entry per robot."""
+    """`opened` and `refusals` have one entry per robot."""
 
 
 Tick = Callable[[Measurement, int], None]

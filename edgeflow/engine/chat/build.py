@@ -1,4 +1,4 @@
-"""Builds a chat plane from a configuration: model, KV slots, fixed prefixes, cost of a step."""
+"""Builds a chat loop from a configuration: model, KV slots, fixed prefixes, cost of a step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from edgeflow_client.errors import ConfigError, RequestError
 REPEATS = 5
 ANOTHER_KIND = SamplingKind(drawn=True)  # a checkpoint may recommend it
 PROBE_ROWS = 64
-WORTH_TELLING = 1e-3  # of the logits of a row by itself
+WORTH_TELLING = 1e-3  # error of the logits of a row by itself, from which on it is reported
 # What two checkpoints must have in common for one to read what the other wrote.
 _SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope", "latent")
 
@@ -67,19 +67,23 @@ EXPORTED = "exported graphs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltChat:
-    """A loaded model with its KV slots; the fixed prefixes are computed."""
+    """A loaded model with its KV slots and computed prefixes."""
 
     name: str
     engine: ChatEngine
     prefixes: dict[str, FixedPrefix]
+    """The fixed prefixes by the id of their slot."""
     times: ChunkTimes
     fingerprint: str
     numbers: str
+    """A line about precision, KV format and recordings, for a person."""
     length: int
+    """The most tokens of a prompt and its answer."""
     long: LongSlots | None
+    """The sizes of slots with a memory; None without a gate."""
 
-    def plane(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatLoop:
-        """A chat plane over this model."""
+    def loop(self, config: ChatConfig, clock: Clock, publish: Callable[[Message], None]) -> ChatLoop:
+        """The chat loop over this model."""
         model = self.engine.model
         grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, model.device)
         return ChatLoop(
@@ -171,7 +175,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     dtype = choose_chat_dtype(chat.dtype, path, device)
     gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)
-    progress(weights.told, 1, 1)
+    progress(weights.line, 1, 1)
     model = decode = load_chat_model(path, dtype, device, table=weights.table, head=weights.head)
     if chat.decode_model:
         decode_path = resolve_model(chat.decode_model)
@@ -187,7 +191,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         decode=decode,
         gate=gate,
         drafts=drafts,
-        weights=weights.told,
+        weights=weights.line,
         table=weights.table,
         graphs=graphs,
         record=record,
@@ -234,7 +238,7 @@ def build_chat(
         table=table,
         record=record,
     )
-    told = _record(engine, progress, required=graphs == "on") if graphs else ""
+    graphs_line = _record(engine, progress, required=graphs == "on") if graphs else ""
     engine.seal()
     prefixes = {}
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
@@ -251,16 +255,16 @@ def build_chat(
     if drafts is not None:
         engine.row_permille = measure_row(engine, min(drafts.rows, chunk))
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
-    numbers = f"{_name(kv.dtype)}, {weights}{_told(off)}, {_kv(kv)}"
+    numbers = f"{_name(kv.dtype)}, {weights}{_error_text(off)}, {_kv(kv)}"
     return BuiltChat(
         name=config.name,
         engine=engine,
         prefixes=prefixes,
         times=times,
         fingerprint=fingerprint,
-        numbers=", ".join(filter(None, (numbers, told, *remarks(gate, config, model.config)))),
+        numbers=", ".join(filter(None, (numbers, graphs_line, *remarks(gate, config, model.config)))),
         length=size.length,
-        long=size.told(gate),
+        long=size.long_slots(gate),
     )
 
 
@@ -310,7 +314,7 @@ def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:
 
 
 def _pass_ns(engine: ChatEngine, generation: Generation, rows: int) -> int:
-    """From its launch until its results are on the host."""
+    """The time of a pass, from its launch until its results are on the host."""
     started_ns = time.perf_counter_ns()
     run_pass(engine, [generation], rows)
     return time.perf_counter_ns() - started_ns
@@ -341,12 +345,12 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
 
 
 def _least_kv(shape: KVShape) -> KVName:
-    """The name of the format of any device in which a slot of heads takes the fewest bytes."""
+    """The KV format, of those that every device has, in which a slot takes the fewest bytes."""
     names: tuple[KVName, ...] = ("model", "int8", "int4")
     return min(names, key=lambda name: slot_bytes(CONFIGURED[name], shape))
 
 
-def _told(error: float) -> str:
+def _error_text(error: float) -> str:
     return f", {error:.1%} of the logits' spread off" if error >= WORTH_TELLING else ""
 
 

@@ -52,11 +52,11 @@ class PromptChunk:
 
     hidden: Tensor
     positions: Tensor
-    """[C, n]: of RoPE, on the host."""
+    """[C, n]: RoPE positions, on the host."""
     shift: int = 0
-    """As in Prompt."""
+    """The shift of positions after the prompt, as in Prompt."""
     ids: Sequence[int] = ()
-    """Their tokens, and the one after them if the prompt goes on."""
+    """The tokens of the rows, and the one after them if the prompt goes on."""
 
 
 class TextTokens:
@@ -105,7 +105,7 @@ class TextTokens:
         return torch.cat([each[:-1].view(3, -1) for each in given], 1), torch.stack([each[-1] for each in given])
 
     def _positions(self, rows: int) -> int:
-        """Numbers of the positions of so many rows."""
+        """The number of integers that hold the positions of so many rows."""
         return 3 * rows + 1 if self.components > 1 else 0
 
 
@@ -183,12 +183,12 @@ class ChatEngine:
             self._decodes = Executor(decodes, kv, record=self._prompts.record, **options)
 
     def _host_reads(self) -> bool:
-        """True where attention reads on the host where rows enter, which depends on the verification before."""
+        """True where attention needs the places of rows on the host: they depend on the verification before."""
         return any(each.decoder.reads_places(self.kv) for each in (self.model, self.decode))
 
     def _verified(self, drafts: DraftKind) -> DraftVerifier:
-        """Who verifies these drafts; ValueError for trees over a store whose places do not move one by one, and for
-        more rows than such a store can write again.
+        """The verifier of these drafts; ValueError for trees over a store that cannot move single places, and for more
+        rows than such a store can write again.
         """
         if drafts.form is DraftForm.TREE and not self.kv.compacts:
             raise ValueError(f"{self.kv.format.name} KV moves several places at a time: draft chains, not trees")
@@ -267,14 +267,14 @@ class ChatEngine:
         self._prompts.clear(slot)
 
     def check_memory(self, slot: int) -> None:
-        """Internal, and the memory is cleared, where that of a slot is not finite. Waits for the device."""
+        """Raise Internal, and clear the memory of a slot, where that is not finite. Waits for the device."""
         if not self._prompts.finite(slot):
             self.clear(slot)
             raise Internal("the memory of the prefix is not finite", reason=Reason.MEMORY_NOT_FINITE)
 
     @torch.inference_mode()
     def lend(self, source: int, target: int, known: int) -> None:
-        """The first `known` rows of a slot, and its memory where it has one, enter another."""
+        """Copy the first `known` rows of a slot, and its memory if it has one, to another."""
         rows = self.placement.copied(known, self.kv.capacity)
         self.kv.copy_rows(source, target, rows)
         if self._verifier is not None and self._verifier.store is not None:
@@ -289,7 +289,7 @@ class ChatEngine:
         return self._of(planned).launch(planned, prompts, waits=waits)
 
     def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
-        """Sample a pass that waits: as Executor.sample."""
+        """Sample a pass launched with `waits`, as in Executor.sample."""
         return self._of(ticket.planned).sample(ticket, allowed)
 
     def collect(self, ticket: Ticket[int]) -> list[Sampled[int]]:

@@ -1,4 +1,4 @@
-"""Chat requests without a worker: run alone or in shared passes, for the terminal, checks and measurements."""
+"""Chat requests without a worker, by themselves or in shared passes: for the terminal, checks and measurements."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def most_tokens(prompt: Prompt, params: SamplingParams, capacity: int) -> int:
 class Generation:
     """One request in one slot of an engine, and its answer so far.
 
-    known: rows of the prompt whose KV lies in the slot already, fewer than all. prefix: of the prefix that these are
-    of, all of its rows.
+    known: rows of the prompt whose KV lies in the slot already, fewer than all. prefix: rows of the prefix that they
+    belong to.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) 
     generation.tokens += tokens
     if generation.constraint is not None and tokens and generation.finish is None:
         generation.constraint.accept(tokens, outcome.drafts)
-    told = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
-    return RequestStep(told if tokens else None, logits)
+    kept = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
+    return RequestStep(kept if tokens else None, logits)
 
 
 @dataclass(frozen=True, slots=True)
 class FixedPrefix:
-    """A beginning that many prompts share; its KV lies in `slot`."""
+    """A beginning that many prompts share. Its KV lies in `slot`."""
 
     prompt: Prompt
     slot: int

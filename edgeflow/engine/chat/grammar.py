@@ -35,10 +35,10 @@ from edgeflow_client.errors import RETRY_AFTER_MS, InvalidArgument, RequestError
 from edgeflow_client.reasons import Reason
 
 START_S = 60.0  # of the process, a large tokenizer included
-PATIENCE_S = 20.0  # with an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
+PATIENCE_S = 20.0  # for an answer, of which COMPILE_S may be processor time: on a busy machine it gets little
 MAX_BYTES = 1 << 20  # of a mask: eight million tokens
 MOST_DRAFTS = 64  # after the tokens of one step, of which there may be one more
-QUICK_S = 1.0  # within which a schema must be refused for its alternatives to be tried
+QUICK_S = 1.0  # a rejection that takes longer leaves no time to try the alternatives
 SCHEMA = "schema"  # the field of errors; the chat front knows which field of the request it was made from
 
 
@@ -67,7 +67,7 @@ class Grammar:
         bits = np.frombuffer(self._masks.result(), np.uint8).reshape(-1, self._mask_bytes)
         masks = np.unpackbits(bits, axis=1, count=self._grammars.vocab_size, bitorder="little").view(bool)
         if not masks[0].any():
-            raise _refused("permits no token here")
+            raise _rejected("permits no token here")
         return uploaded(torch.from_numpy(masks), self._grammars.device)
 
     def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
@@ -141,7 +141,7 @@ class Grammars:
 
     def _ask(self, message: bytes, masks: int = 1) -> bytes:
         if self._process is None:
-            raise _refused("this model has no token that ends an answer")
+            raise _rejected("this model has no token that ends an answer")
         return self._process.ask(message, masks * MAX_BYTES)
 
 
@@ -158,7 +158,7 @@ class _Process:
         most_bytes: of the answer; a process that sends more is ended, and lost.
         """
         if self._process is not None and message[:1] == COMPILE and not self._process.alive:
-            self._end()  # it was lost between two requests: nothing of this one is
+            self._end()  # it was lost between two requests, so nothing of this one is
         if self._process is None:
             self._process = BoundedProcess("edgeflow.engine.chat.grammar_child")
             self._exchange(self._first, START_S, MAX_BYTES)
@@ -170,13 +170,13 @@ class _Process:
             answer = process.exchange(message, limit_s, most_bytes)
         except TimeoutError:
             self._end()
-            raise _refused(f"takes longer than {limit_s:g} s") from None
+            raise _rejected(f"takes longer than {limit_s:g} s") from None
         except ConnectionAbortedError:
             raise _cause(self._end()) from None
         except OSError:
             raise _cause(self._end(LAST_WORDS_S)) from None
         if answer[:1] != MASK:
-            raise _refused(answer[1:].decode(errors="replace"))
+            raise _rejected(answer[1:].decode(errors="replace"))
         return answer[1:]
 
     def _end(self, patience_s: float = 0.0) -> int:
@@ -187,9 +187,9 @@ class _Process:
 def _cause(code: int) -> RequestError:
     """The error for a request whose process ended with this exit code."""
     if code == -signal.SIGXCPU:
-        return _refused(f"needs more than {COMPILE_S} s of processor time")
+        return _rejected(f"needs more than {COMPILE_S} s of processor time")
     if code in OUT_OF_MEMORY:
-        return _refused(f"needs more than {MEMORY_BYTES >> 20} MiB")
+        return _rejected(f"needs more than {MEMORY_BYTES >> 20} MiB")
     return Unavailable(
         "the process that handles schemas was lost: try again",
         field=SCHEMA,
@@ -198,5 +198,5 @@ def _cause(code: int) -> RequestError:
     )
 
 
-def _refused(why: str) -> InvalidArgument:
+def _rejected(why: str) -> InvalidArgument:
     return InvalidArgument(why, field=SCHEMA, reason=Reason.SCHEMA)

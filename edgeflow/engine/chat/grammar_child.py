@@ -23,7 +23,7 @@ KEPT = 32  # compiled schemas
 KEPT_ANSWERS = 8  # answers run one at a time, and the ones that ended are not announced here
 MAX_REASON = 200  # characters of the library's own words
 COMPILE, NEXT = b"C", b"N"  # handle and schema; handle, how many tokens, the tokens, drafts after them
-MASK, REFUSED = b"M", b"R"  # one mask after another, a bit per token, each of as many bytes; why not
+MASK, REJECTED = b"M", b"R"  # one mask after another, a bit per token, each of as many bytes; why not
 HANDLE = struct.Struct("<I")
 # Between tokens of JSON: a blank, or a new line and its indentation. Otherwise an answer may be blanks for ever.
 BLANKS = r"(\x20|\x0A[\x20\x09]{0,16})?"
@@ -44,7 +44,7 @@ class _SchemaPosition:
     matcher: LLMatcher
     tokens: list[int] = field(default_factory=list)
     drafted: bool = True
-    """Drafts are followed."""
+    """True while the position follows drafts rather than chosen tokens."""
 
 
 class Compiler:
@@ -119,7 +119,7 @@ def _start(first: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
         values = json.loads(first)
         tokenizer = LLTokenizer(values["definition"], n_vocab=values["vocab"], eos_token=values["stop_ids"])
     except Exception:  # the library knows fewer kinds of tokenizers than there are
-        return REFUSED + b"this model's tokenizer cannot follow a schema", None
+        return REJECTED + b"this model's tokenizer cannot follow a schema", None
     limit_memory(MEMORY_BYTES)
     compiler = Compiler(tokenizer)
 
@@ -128,7 +128,7 @@ def _start(first: bytes) -> tuple[bytes, Callable[[bytes], bytes] | None]:
         try:
             return compiler.answer(message)
         except (ValueError, MemoryError) as error:
-            return REFUSED + (str(error) or "needs too much memory").encode()
+            return REJECTED + (str(error) or "needs too much memory").encode()
 
     return MASK, answer
 

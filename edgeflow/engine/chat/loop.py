@@ -112,12 +112,12 @@ class ChatLoop:
 
     @property
     def idle(self) -> bool:
-        """True when nobody waits for an answer."""
+        """True when no request is waiting or running."""
         return not self._waiting
 
     @property
     def masked(self) -> Pass[int] | None:
-        """The pass that is launched and waits for its mask."""
+        """The launched pass that waits for its mask."""
         return self._masked.planned if self._masked is not None else None
 
     @property
@@ -142,7 +142,7 @@ class ChatLoop:
         """Replace a slot's prefix, once the requests before it are answered."""
         if message.slot not in self._slots:
             known = ", ".join(self._slots) or "none is declared"
-            self._refuse(message.request, NotFound(f"there is no slot of that name; known: {known}", field="slot"))
+            self._reject(message.request, NotFound(f"there is no slot of that name; known: {known}", field="slot"))
         else:
             self._waiting[message.request] = message
             self.requests.offer(message.request)
@@ -152,7 +152,7 @@ class ChatLoop:
         found = self._waiting.get(request)
         if isinstance(found, _PlaneRequest):
             if found.prompt is not None:
-                found.prompt.cancel()  # else the images of the next request would wait for these
+                found.prompt.cancel()  # otherwise the images of the next request would wait for these
             if found.plan is not None:
                 self._masked = None
             self._end(request)
@@ -179,7 +179,7 @@ class ChatLoop:
         return Running.of(ticket, turn_ns, begun, apart=masked is not None, prepared=with_images)
 
     def commit(self, running: Running[int]) -> PassSample | None:
-        """Wait for a pass, and publish what it gave; returns its time, None where it waited for a mask or failed."""
+        """Wait for a pass, and publish its tokens; returns its time, None where it waited for a mask or failed."""
         planned = running.ticket.planned
         try:
             (outcome,) = self.engine.collect(running.ticket)
@@ -238,16 +238,18 @@ class ChatLoop:
 
     @property
     def _may_go_on(self) -> bool:
-        """True unless all is launched, or a grammar must know the token of a pass that is not committed, or make a
-        mask."""
+        """False where all passes are launched, or the grammar must first see the tokens of a pass in flight, or make a
+        mask.
+        """
         plan, constraint = self.requests.running, self._constraint
         if constraint is not None and self._masked is not None:
             return constraint.ready
         return plan is not None and not (plan.complete or plan.is_blocked) and (constraint is None or not plan.passes)
 
     def _begin_prefix(self, message: SetPrefix) -> None:
-        """The old prefix is gone from here on; InvalidArgument, before anything is changed, where the new one does not
-        fit."""
+        """Drop the old prefix and begin the new one; InvalidArgument, before anything is changed, where that does
+        not fit.
+        """
         slot, capacity = self._slots[message.slot], self.engine.kv.positions
         prompt = self.engine.model.prompt(message.ids) if message.ids else None
         if prompt is not None and len(prompt) >= capacity:
@@ -269,7 +271,7 @@ class ChatLoop:
             raise NotFound(f"unknown chat model; the worker serves {self._name!r}", field="model")
         prompt = request.prompt.result() if request.prompt is not None else model.prompt(message.ids)
         if request.grammar is not None:
-            request.grammar.result()  # raises what refuses the schema
+            request.grammar.result()  # raises the error of a rejected schema
         params = _params(message)
         tokens = most_tokens(prompt, params, self.engine.kv.positions)
         shared = {slot: prefix.common(prompt) for slot, prefix in self._prompts.items()}
@@ -300,13 +302,13 @@ class ChatLoop:
         self._publish(PrefixSet(message.request, message.slot, len(message.ids)))
 
     def _fail(self, number: int, error: RequestError) -> None:
-        """End a request, unless it has ended, with what is wrong."""
+        """End a request with an error, unless it has ended already."""
         if number in self._waiting:
             self._masked = None
             self._end(number)
-            self._refuse(number, error)
+            self._reject(number, error)
 
-    def _refuse(self, request: int, error: RequestError) -> None:
+    def _reject(self, request: int, error: RequestError) -> None:
         self._publish(ChatRejected(request, error.code, error.text, error.field, error.reason))
 
     def _tell(self, request: _PlaneRequest, token: int, found: TokenLogprobs | None) -> None:

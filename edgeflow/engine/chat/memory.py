@@ -39,9 +39,9 @@ class SlotSize:
     """The size of a slot."""
 
     positions: int
-    """Places of keys and values."""
+    """Positions that hold keys and values."""
     memory_bytes: int
-    """The memory bytes of M and z, 0 without a gate."""
+    """Bytes of its memory, M and z; 0 without a gate."""
     length: int
     """The most tokens of a prompt and its answer."""
 
@@ -58,7 +58,7 @@ class SlotSize:
         """The memory of a slot in all layers, that of its sequence included, in bytes. pairs: as in `pairs_format`."""
         return slot_bytes(pairs, text.kv_shape(dtype, self.positions)) + self.memory_bytes
 
-    def told(self, gate: MemoryGate | None) -> LongSlots | None:
+    def long_slots(self, gate: MemoryGate | None) -> LongSlots | None:
         """The sizes for the chat front; None without a gate."""
         if gate is None:
             return None
@@ -149,7 +149,7 @@ def remarks(gate: MemoryGate | None, config: ChatConfig, text: LlamaConfig) -> l
 
 
 def _gate_path(gate: str, model: Path) -> Path:
-    """A gate in the model's folder, or else in the working directory; in the latter alone with ./ or ../ before it."""
+    """A gate in the model's folder, or else in the working directory; only there with ./ or ../ before it."""
     here, inside = Path(gate), model / gate
     if inside.exists() and not gate.startswith(("./", "../")):
         return inside
@@ -166,8 +166,10 @@ def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> Non
         if size > most:
             raise ConfigError(f"chat.long.{each}: {size} is more than a slot holds: {name} is {most}")
     if rules.threshold > most:
-        told = " + ".join(f"{each} {size}" for each, size in sizes.items())
-        raise ConfigError(f"chat.long: {told} = {rules.threshold} tokens are more than a slot holds: {name} is {most}")
+        sum_of_sizes = " + ".join(f"{each} {size}" for each, size in sizes.items())
+        raise ConfigError(
+            f"chat.long: {sum_of_sizes} = {rules.threshold} tokens are more than a slot holds: {name} is {most}"
+        )
     length = config.long.most_tokens
     if rules.threshold > length:
         raise ConfigError(
@@ -177,7 +179,7 @@ def _check_sizes(rules: GateRules, config: ChatConfig, text: LlamaConfig) -> Non
 
 FLOAT_BYTES, LONG_BYTES, DOUBLE_BYTES = 4, 8, 8
 TREE_LONGS = 3
-"""Whole numbers for each row of a tree."""
+"""Integers for each row of a tree."""
 SCORE_FLOATS = 2
 """Numbers in float32 for each log probability of a head: itself, and one derived from it."""
 DRAWN_FLOATS = 12
@@ -190,20 +192,20 @@ FOLD_FLOATS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes beside the weights."""
+    """Memory that a chat model takes beside its weights."""
 
     slots: int
-    """How many."""
+    """The number of slots."""
     slot_bytes: int
-    """Keys, values and memory of one slot."""
+    """Bytes of keys, values and memory of one slot."""
     state_bytes: int
-    """Its tokens, its drafts, and what sampling knows of them."""
+    """Bytes of one slot's tokens, drafts and sampling state."""
     rotation_bytes: int
-    """The rotation bytes of all positions."""
+    """Bytes of the rotations of all positions."""
     pass_bytes: int
-    """During the largest pass."""
+    """Bytes of intermediate results during the largest pass."""
     draft_bytes: int
-    """The draft bytes of a draft head, its slots and rotations."""
+    """Bytes of a draft head's slots and rotations."""
 
     @property
     def beside_bytes(self) -> int:

@@ -24,14 +24,14 @@ from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rota
 from edgeflow.kernels.weights import FLOAT, FloatWeight
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
-from edgeflow.models.quantization import read_quantization, refuse_conversion
+from edgeflow.models.quantization import read_quantization, reject_conversion
 from edgeflow.models.shape import checkpoint_shape
 from edgeflow.text.checkpoint_json import read_json
 
 SAMPLES = 9
 PERIOD = 1 << 16  # random numbers of a weight that is only timed
 AUTO = {"cpu": "int8", "cuda": "fp8"}
-ENOUGH = 1.25  # times as fast: from here on `auto` takes weights of that format
+ENOUGH = 1.25  # times as fast: the least gain for which `auto` takes 8-bit weights
 HALVES = ("bfloat16", "float16")
 
 
@@ -46,13 +46,16 @@ def choose_chat_dtype(name: str, path: Path, device: torch.device) -> torch.dtyp
 
 @dataclass(frozen=True, slots=True)
 class ChosenWeights:
-    """The operator table of a model, the format of its weights, and that of its head. `told` is the line shown at the
-    start: which weights, and why."""
+    """The weights that were chosen for a model."""
 
     table: OperatorTable
-    told: str
+    """The operator table that serves them."""
+    line: str
+    """The line shown at the start: which weights, and why."""
     format: str = FLOAT
+    """The format of the projections."""
     head: str = FLOAT
+    """The format of the head."""
 
 
 def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> ChosenWeights:
@@ -60,18 +63,18 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
 
     ConfigError where no operator here serves them.
     """
-    chosen, told = _choose_format(config, path, dtype, device)
+    chosen, line = _choose_format(config, path, dtype, device)
     table = _table(config, chosen, dtype, device)
     check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
-    told = told if config.head == FLOAT else f"{told}, head in {config.head}"
-    return ChosenWeights(table, told, format=chosen, head=config.head)
+    line = line if config.head == FLOAT else f"{line}, head in {config.head}"
+    return ChosenWeights(table, line, format=chosen, head=config.head)
 
 
 def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
     """The format that float weights are converted to, and a line that says which weights serve, and why."""
     quantization = read_quantization(path)
     if quantization is not None:
-        refuse_conversion(path, config.weights, "chat.weights")
+        reject_conversion(path, config.weights, "chat.weights")
         return FLOAT, quantised_line(_table(config, FLOAT, dtype, device), quantization, device, dtype)
     if config.weights != "auto":
         return config.weights, f"{config.weights} weights"
@@ -89,7 +92,7 @@ def _table(config: ChatConfig, weights: str, dtype: torch.dtype, device: torch.d
 
 @torch.inference_mode()
 def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
-    """Mean error of the logits of a row computed alone, against the same row within a chunk, in standard deviations."""
+    """Mean error of the logits of a row by itself, against the same row within a chunk, in standard deviations."""
     among = _last_logits(model, kv, probe, 0)
     _last_logits(model, kv, probe.head(len(probe) - 1), 0)
     alone = _last_logits(model, kv, probe, len(probe) - 1)

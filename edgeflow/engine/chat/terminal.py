@@ -40,7 +40,7 @@ class AnswerTimes:
     compressed: int = 0
     """Tokens of the conversation that were folded into the memory; 0 without a gate."""
     passes: int = 0
-    """Those after the prompt, where drafts may be verified; 0 elsewhere."""
+    """Passes after the prompt, where these may verify drafts; 0 elsewhere."""
 
     def line(self) -> str:
         """Time to first token and tokens per second, for a person."""

@@ -1,4 +1,4 @@
-"""The drafters, who guess the tokens that the next pass verifies: prompt look-up, and an EAGLE-3 head.
+"""The drafters, which guess the tokens that the next pass verifies: prompt look-up, and an EAGLE-3 head.
 
 Prompt look-up: drafts are what followed the newest tokens where they stood before, in the prompt or in the answer. It
 needs no weights (prompt lookup decoding, A. Saxena 2023). The longest run of equal tokens counts, the latest of
@@ -52,8 +52,8 @@ class Drafter(Protocol):
     def draft(self, read: ReadRows) -> Tensor:
         """Take rows into account; where `read.sampled`, write drafts after the newest token of each slot.
 
-        They go to the tokens of the slot (`SlotState.ids`), and the shape of a tree to its trees. Returns how many
-        there are: [S].
+        Drafts enter the tokens of the slot (`SlotState.ids`), and the shape of a tree its `SlotState.tree`. Returns the
+        number of drafts [S].
         """
         ...
 
@@ -63,7 +63,9 @@ BEFORE, NEVER = -1, -2
 
 
 class LookupDrafter:
-    """drafts: the most that are made. shortest, longest: tokens of a run that must be equal, and that are compared."""
+    """Prompt look-up. drafts: the most that are made. shortest, longest: tokens of a run that must be equal, and that
+    are compared.
+    """
 
     taps = ()
     store = None
@@ -74,7 +76,7 @@ class LookupDrafter:
         self._shortest = shortest
         self._longest = longest
 
-    def width(self, form: DraftForm) -> int:  # noqa: ARG002 - chains alone
+    def width(self, form: DraftForm) -> int:  # noqa: ARG002 - there are only chains
         return 1 + self._drafts
 
     def rows(self, form: DraftForm) -> int:  # noqa: ARG002
@@ -90,10 +92,11 @@ class LookupDrafter:
         ids = self._state.ids[:, : read.reach + 1].index_select(0, slots)
         run = self._runs(ids, newest)
         place = torch.arange(ids.shape[1], device=ids.device)
+        # The longest run wins, and of equally long ones the latest: one maximum over (run, place) without a loop.
         rank = torch.where((place < newest) & (run >= self._shortest), run * ids.shape[1] + place, -1)
         best, source = rank.max(1, keepdim=True)
         at = torch.arange(self._drafts, device=ids.device)
-        known = newest - source  # tokens after the run; drafts go round where these are fewer
+        known = newest - source  # tokens after the run: a shorter period is repeated
         self._state.ids[slots[:, None], newest + 1 + at] = ids.gather(1, source + 1 + at % known.clamp(min=1))
         return torch.where(best[:, 0] >= 0, known[:, 0].clamp(max=self._drafts), 0)
 
@@ -131,7 +134,7 @@ class LookupDrafter:
 
 
 class EagleDrafter:
-    """sizes: of what is grown in each form. store: of the head."""
+    """Drafts by an EAGLE-3 head. sizes: of the trees in each form. store: the keys and values of the head."""
 
     def __init__(
         self, head: Eagle3Head, store: KVSlots, state: SlotState, sizes: Mapping[DraftForm, TreeSizes]

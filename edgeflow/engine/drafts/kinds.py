@@ -30,7 +30,7 @@ class DraftSizes:
     rows: Mapping[DraftForm, int]
     """The rows of a verification in each form that requests may have."""
     head: Eagle3Config | None = None
-    """The head of EAGLE-3; None without one, and then there is nothing else."""
+    """The head of EAGLE-3; None for drafts without one, which have only `rows`."""
     extra_places: int = 0
     """Places of the head's slots beyond those of the base's."""
     width: int = 0

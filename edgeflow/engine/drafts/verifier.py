@@ -39,6 +39,7 @@ def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> 
     at = torch.arange(right.shape[1], device=right.device)
     of_row = torch.ones_like(bits) << at
     confirmed = torch.cat([of_row[:, :1], of_row[:, 1:] * right[:, 1:]], dim=1).sum(1, keepdim=True)
+    # A row is reached when every row on its path, itself included, was confirmed by its parent.
     alive = (bits & ~confirmed) == 0
     last = torch.where(alive, depth, -1).argmax(1, keepdim=True)  # siblings are different tokens: one path at most
     on_path = (bits.gather(1, last) >> at) & 1 == 1
@@ -159,7 +160,7 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """As in `Verifier.verify`."""
+    """What a grammar permits, as in `Verifier.verify`."""
 
     def most(self, counts: Tensor) -> Tensor:
         """How many of so many tokens may be verified [S]: after its last mask a grammar says nothing."""

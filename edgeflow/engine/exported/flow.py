@@ -37,13 +37,13 @@ class Bucket:
     """The prefix of static graphs: rows of images, text, and closing rows, in this order."""
 
     cameras: int
-    """C."""
+    """C, cameras that there are places for."""
     image_rows: int
-    """The image rows of each."""
+    """Rows of each image."""
     text: int
-    """Tokens."""
+    """Tokens that there are places for."""
     closing: int
-    """As in FlowSizes."""
+    """Closing rows, as in FlowSizes."""
 
     @property
     def rows(self) -> int:
@@ -122,10 +122,11 @@ class FlowGraphs:
     buckets: tuple[Bucket, ...]
     """The buckets of prompts, the one of the fewest tokens first."""
     towers: tuple[GraphSession, ...]
+    """The towers of each bucket."""
     prefills: tuple[GraphSession, ...]
-    """Both: of each of them."""
+    """The prefill of each bucket."""
     steps: tuple[GraphSession, ...]
-    """By their batch, the smallest first."""
+    """The step of each batch size, the smallest first."""
 
     def bucket_of(self, tokens: int) -> int:
         """The index of the smallest bucket for so many tokens; ValueError where there is none."""

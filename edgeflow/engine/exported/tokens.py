@@ -34,11 +34,11 @@ class StepBatch:
     """A run of a step's graph."""
 
     size: int
-    """B, of the graph."""
+    """B, the batch of the graph."""
     rows: tuple[int, ...]
-    """Which of the pass's rows it takes."""
+    """The rows of the pass that it takes."""
     lines: tuple[int, ...]
-    """The line of the batch of each."""
+    """The line of the batch for each of these rows."""
     first: int | None
     """The slot of line 0, where lines are slots that follow each other; None where the keys and values of each row
     are copied into the batch.
@@ -75,7 +75,7 @@ class BatchedStep:
     """
 
     _outputs: dict[str, Array]
-    """All that it gives, set by the class of a kind of step."""
+    """The arrays of all outputs, set by the subclass."""
 
     def __init__(self, session: GraphSession, kv: Array) -> None:
         self._kv = kv
@@ -110,16 +110,17 @@ class TokenGraphs:
 
     kv: KVForm
     width: int
-    """E."""
+    """E, the width of the model."""
     vocabulary: int
-    """V."""
+    """V, the size of the vocabulary."""
     embeds: bool
-    """The towers take nothing but tokens, so that rows of prompts hold theirs too."""
+    """True where the towers only embed tokens, so that the rows of prompts are tokens too."""
     towers: tuple[GraphSession, ...]
+    """The towers of each bucket, the shortest first."""
     prefills: tuple[GraphSession, ...]
-    """Both: of the buckets, the shortest first."""
+    """The prefill of each bucket, in the same order."""
     steps: tuple[GraphSession, ...]
-    """By their batch, the smallest first."""
+    """The step of each batch size, the smallest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,16 +129,16 @@ class SlotRows:
 
     slot: int
     first: int
-    """The first of the pass's rows."""
+    """The index of the first row in the pass."""
     start: int
-    """Their first position."""
+    """The position of the first row in the slot."""
     length: int
     sampled: int | None
-    """The index of the line of the results that the last of them gives, None where it is not sampled."""
+    """The line of the results for its last row; None where that is not sampled."""
 
 
 class StaticDecoder:
-    """graphs: of the model. name: as in Decoder. config: of the decoder that was exported."""
+    """The decoder of exported graphs. name: as in Decoder. config: the configuration of the exported decoder."""
 
     def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
         self.name = name
@@ -163,7 +164,7 @@ class StaticDecoder:
         return hidden
 
     def reads_places(self, kv: KVSlots) -> bool:  # noqa: ARG002
-        """True: all runs where launching computes."""
+        """True: graphs run on the host."""
         return True
 
     def kv_slots(self, slots: int, capacity: int, format: KVFormat | None = None) -> KVSlots:  # noqa: ARG002
@@ -235,7 +236,7 @@ class _Store:
         return torch.from_numpy(logits)
 
     def _prompt(self, segment: SlotRows, rows: Array, logits: Array) -> bool:
-        """A run of rows of a prompt, in as many prefills as it needs."""
+        """Run rows of a prompt, in as many prefills as they need; True where the logits are finite."""
         finite, done, longest = True, 0, self._prefills[-1].rows
         while done < segment.length:
             count = min(segment.length - done, longest)
@@ -249,7 +250,7 @@ class _Store:
         return finite
 
     def _clean(self, segment: SlotRows) -> None:
-        """Places after what a sequence has become zeros, where they may hold numbers that are not finite."""
+        """Clear the places after those of a sequence, where they may hold numbers that are not finite."""
         if segment.slot in self._unclean:
             self.kv[:, :, segment.slot, segment.start :] = 0.0
             self._unclean.discard(segment.slot)

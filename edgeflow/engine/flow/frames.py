@@ -36,11 +36,11 @@ class FlowSizes:
     lead: int = 0
     """Rows of a step before its actions (the state token of π0); they see the prefix and themselves."""
     causal: bool = False
-    """An action row sees those before it, not those after it."""
+    """True where an action row sees only the action rows up to itself."""
     closing: int = 0
     """Rows at the end of a prefix that its other rows do not see (the state token of SmolVLA)."""
     state: int = 0
-    """Numbers that every step reads, 0 where the prefix has them."""
+    """Numbers of the state that every step reads, 0 where the prefix has them."""
     candidates: int = 1
     """M, chunks that are denoised for each frame, each from other noise."""
 
@@ -90,39 +90,39 @@ class Guidance:
     weights: Tensor
     """[H]: how firmly each row is drawn to it, 0 to 1."""
     most: float = 10.0
-    """Bound of the guidance weight."""
+    """The upper bound of the guidance weight."""
     clean: int = 0
     """Leading rows that are set to the target, at flow time 0, instead of being drawn to it (the trained mode of
     π0.5); `weights` are zeros then.
     """
     delay: int = 0
-    """Rows that will have passed when the answer arrives, as it was assumed."""
+    """Rows that are expected to have passed when the answer arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FlowFrame:
-    """The prepared inputs of a frame: only cameras and tokens that are there.
-
-    pixel_values [C, 3, h, w] float32, C present cameras.
-    """
+    """The prepared inputs of a frame: only cameras and tokens that are present."""
 
     pixel_values: Tensor
+    """[C, 3, h, w] float32 of C present cameras."""
     prompt_ids: tuple[int, ...]
-    """Text tokens without padding. state [S] float32, normalised and padded. noise [M, H, A] float32: x at flow time
-    1. Both on the host.
-    """
+    """Text tokens without padding."""
     state: Tensor
+    """[S] float32 on the host, normalised and padded."""
     noise: Tensor
+    """[M, H, A] float32 on the host: x at flow time 1."""
     guidance: Guidance | None = None
+    """The rows that the answer must continue; None for a fresh chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowTimes:
-    """Flow times of the rows of a step. values [m] float32: the different ones. of_row [n, H] int64: the index of the
-    time of each row."""
+    """Flow times of the rows of a step."""
 
     values: Tensor
+    """[m] float32: the different times."""
     of_row: Tensor
+    """[n, H] int64: the index of each row's time."""
 
     @classmethod
     def of(cls, time: Tensor, clean: Tensor) -> RowTimes:
@@ -153,11 +153,11 @@ class RTCSettings:
 
     schedule: Schedule = Schedule.LINEAR
     execution_horizon: int = 10
-    """Rows that are drawn to it, at most."""
+    """The most rows that are drawn to the chunk."""
     max_guidance_weight: float = 10.0
-    """As Guidance.most."""
+    """The upper bound of the guidance weight."""
     trained_max_delay: int = 0
-    """The longest delay that the checkpoint was trained to keep as clean rows, 0 = it is guided."""
+    """The longest delay that the checkpoint was trained to keep as clean rows; 0 = answers are guided instead."""
 
     def __post_init__(self) -> None:
         if self.schedule not in tuple(Schedule):
@@ -175,7 +175,7 @@ class RTCSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Previous:
-    """The chunk being executed, from the row that is due at the capture of a frame."""
+    """The chunk in execution, from the row that is due at the capture of a frame."""
 
     values: NDArray[np.float64]
     """[n, A']: normalised; A' up to the numbers of a latent action."""

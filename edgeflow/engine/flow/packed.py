@@ -38,14 +38,15 @@ class FlowPlaces:
     """The placement of a pass on the device, all int64."""
 
     rows: GroupLayout
-    """The layout of its rows."""
+    """The layout of the rows."""
     begin: Tensor
     """[B]: slots of the frames that begin."""
     slots: Tensor
+    """[n]: slots of the frames that step."""
     steps: Tensor
-    """`slots` [n], `steps` [n]: of the frames that step; steps from 0."""
+    """[n]: the step of each of these frames, from 0."""
     ids: tuple[Tensor, ...]
-    """Text of each prefix."""
+    """The text tokens of each prefix."""
 
 
 class FlowLayouts:

@@ -29,7 +29,7 @@ class PrefixSegment:
 
     slot: int
     rows: int
-    """L_P."""
+    """L_P, rows of the prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class StepSegment:
     prefix: int
     """L_P, rows of its prefix."""
     step: int
-    """1 to N."""
+    """The number of the step, 1 to N."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class FlowStages(Protocol):
     """The networks of a flow policy over KV slots."""
 
     launch_ahead: int
-    """As in PassEngine, 1 where running only enqueues."""
+    """As in Executor: 1 where running only enqueues."""
     device: torch.device
     kv_bytes: int
     """Memory of the slots."""

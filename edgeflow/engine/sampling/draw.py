@@ -33,9 +33,9 @@ class Rules:
 
     min_p: bool = False
     top_k: int = 0
-    """0, or the most tokens that one keeps by it, but for equal ones."""
+    """The most tokens that a row keeps by top-k, equal ones aside; 0 without top-k."""
     all_top_k: bool = False
-    """Every row keeps at most so many."""
+    """True when every row has a top-k."""
     top_p: bool = False
 
 
@@ -43,13 +43,13 @@ class Cuts(NamedTuple):
     """Parameters of the rows, [N, 1] float64 each."""
 
     scale: Tensor
-    """Temperature * ln 2."""
+    """temperature * ln 2."""
     least: Tensor
-    """log2 of min_p."""
+    """log2 of min_p: the least score relative to the best."""
     last: Tensor
-    """Rank, from 0, of the last token of top-k."""
+    """The rank, from 0, of the last token of top-k."""
     rest: Tensor
-    """1 - top_p."""
+    """1 - top_p: the share that top-p cuts off."""
 
 
 def unit(vocabulary: int) -> int:

@@ -1,5 +1,5 @@
 """From the logits of a pass to one token per row, on the device: penalties, temperature, min-p, top-k, top-p, one draw;
-and the results of a pass as lines of whole numbers, one for each segment that samples, for the host to read.
+and the results of a pass as lines of integers, one for each segment that samples, for the host to read.
 
 The order is vLLM's. Repetition divides or multiplies the logit of what the prompt or the answer holds; presence and
 frequency lower the logit of what the answer holds, once and by count. min-p keeps tokens at least min_p times as
@@ -12,7 +12,7 @@ be recorded with it.
 Lines. Plain segments: [finite, token], and with log probabilities those of the token and its alternatives. Segments
 whose drafts are the tokens of an earlier pass (`guessed_lines`): [sound, verified, R tokens]. Segments of sequences
 with a drafter (`drafted_lines`): [sound and sizes, verified, found, W tokens, K drafts], and with log probabilities
-those of the W tokens. finite: 1 where the logits were. sound: 1 where those after verified tokens were finite, plus 2
+those of the W tokens. finite: 1 where the logits were. sound: 1 where the logits of verified tokens were finite, plus 2
 where all were. Log probabilities are the bits of float64.
 """
 
@@ -42,13 +42,13 @@ class SamplingKind:
     """
 
     drawn: bool = False
-    """Some row has a temperature above 0."""
+    """True when some row has a temperature above 0."""
     rules: Rules = field(default_factory=Rules)
     """The cuts of those rows; top_k is a power of two."""
     penalised: bool = False
-    """Some row has a penalty."""
+    """True when some row has a penalty."""
     logprobs: bool = False
-    """Some row returns log probabilities."""
+    """True when some row returns log probabilities."""
 
     @classmethod
     def of(cls, params: Iterable[SamplingParams]) -> SamplingKind:
@@ -95,7 +95,7 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """ids [N] int64. finite [N] bool: whether the logits after it are finite; negative infinity forbids a token.
+    """ids [N] int64. finite [N] bool: True where the row's logits are finite; negative infinity forbids a token.
 
     logprob [N]; top_ids, top_logprobs [N, 5], best first, fewer where the vocabulary is smaller.
     """
@@ -138,7 +138,7 @@ class SamplingState:
     def begin(self, slot: int, params: SamplingParams, prompt_ids: Sequence[int], seed: int) -> None:
         """Put a request in `slot`: one upload, without waiting. seed: any integer; params.seed is not read."""
         if params == self._params.get(slot) and not (params.temperature or params.penalised):
-            return  # a greedy request after its like
+            return  # a greedy request after another one changes nothing
         self._params[slot] = params
         numbers = [*self._row(params), params.repetition_penalty, params.presence_penalty, params.frequency_penalty]
         prompt = prompt_ids if params.penalised else ()
@@ -227,7 +227,7 @@ def sample(
 
 
 def _log_probabilities(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Those of ids [N], and ids and log probabilities of the best."""
+    """Log probabilities of ids [N], and ids and log probabilities of the best."""
     logprobs = logits.log_softmax(-1)
     best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[1]))
     return logprobs.gather(1, ids[:, None])[:, 0], best.indices, best.values
@@ -251,13 +251,13 @@ class Sampled(Outcome[Ref]):
     """An outcome of an executor."""
 
     guesses: tuple[int, ...] = ()
-    """Tokens of rows that are not verified, where an earlier pass made the drafts."""
+    """Unverified tokens of the last rows, where an earlier pass made the drafts."""
     guesses_finite: bool = True
     """True where the logits of all rows were finite."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """Those of each token, empty where they were not asked for."""
+    """Log probabilities of each token; empty where they were not requested."""
     drafts: tuple[int, ...] = ()
-    """The chain that stands after the newest token, if it is one."""
+    """The chain of drafts after the newest token; empty for trees."""
 
 
 def plain_lines(rows: SampledRows) -> Tensor:

@@ -61,7 +61,7 @@ class PagedAttention:
         self._single = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
             room, "NHD", use_tensor_cores=tensor_cores, backend=BACKEND
         )
-        self._copied: dict[bool, torch.cuda.Event] = {}  # by whether decode rows alone were planned
+        self._copied: dict[bool, torch.cuda.Event] = {}  # True: the plan of a pass of decode rows only
         self._planned: dict[bool, PackedLayout] = {}
 
     def holds(self, layout: PackedLayout) -> bool:
@@ -150,7 +150,7 @@ class MixedAttention:
         self._attention = flashinfer.BatchAttention("NHD", str(self._device))
 
     def holds(self, layout: PackedLayout) -> bool:  # noqa: ARG002
-        """True: all layers of a pass see the same."""
+        """True: all layers of a pass have the same visibility."""
         return True
 
     def planned(self, layout: PackedLayout, spans: Sequence[Span], q: Tensor, kv_heads: int) -> PlannedWrapper:  # noqa: ARG002
@@ -198,7 +198,7 @@ def packed_attention(layout: PackedLayout, kv: KVSlots, *, tensor_cores: int = 1
 
 
 def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """Rejected in a graph, and for rows that are not causal."""
+    """Attention by BatchAttention; rejected in a graph, and for rows that are not causal."""
     _check_causal(layout, "flashinfer_mixed")
     attend_into = _attending(layout, kv.kept("flashinfer mixed", MixedAttention))
 
@@ -214,7 +214,7 @@ def packed_attention_mixed(layout: PackedLayout, kv: KVSlots) -> Attend:
 def _divided(layout: PackedLayout) -> list[tuple[slice, PackedLayout]]:
     """Prefills and the decode rows after them, as layouts over the same memory; one layout where the order differs.
 
-    Only what depends on lengths alone is cached: the layout itself may be gathered anew per call.
+    Only what depends on nothing but lengths is cached: the layout itself may be gathered anew per call.
     """
     count = sum(length > 1 for length in layout.lengths)
     rows = sum(layout.lengths[:count])
@@ -313,14 +313,15 @@ class PageTable:
     """The N spans of a pass, in their order."""
 
     rows: list[int]
-    """[N + 1]: the first query of each."""
+    """[N + 1]: the first query of each span."""
     pages: list[int]
-    """[N + 1]: its first entry in `indices`."""
+    """[N + 1]: the first entry of each span in `indices`."""
     indices: list[int]
+    """The pages of all spans."""
     last: list[int]
-    """[N]: positions used of its last page, 1 .. P."""
+    """[N]: positions used of the last page of each span, 1 .. P."""
     ends: list[int]
-    """[N]: keys that its last query sees."""
+    """[N]: the number of keys that the last query of each span sees."""
 
     @classmethod
     def of(cls, spans: Sequence[Span], capacity: int) -> PageTable:

@@ -61,9 +61,9 @@ class KVTensor:
     width: int
     dtype: torch.dtype
     positions: int = 1
-    """How many positions each line stands for: 1, a group, or the capacity for one line per slot."""
+    """The number of positions per line: 1, a group, or the capacity where a slot has one line."""
     moved: bool = True
-    """False for what is used within one layer of a pass only; moves of positions leave it where it is."""
+    """False for a tensor used only within one layer of a pass, which moves of positions leave alone."""
 
     def lines(self, positions: int) -> int:
         """Lines of the first `positions` positions of a slot."""
@@ -101,16 +101,17 @@ class MemoryRules:
     """The content of a slot's memory, and how it is read (memory.MemoryKV)."""
 
     sink: int
+    """Tokens that stay at the front of a slot."""
     segment: int
-    """Both: tokens that stay in front, and that are folded at a time."""
+    """Tokens that are folded at a time."""
     activation: str = "elu_plus_one"
-    """The activation of memory.ACTIVATIONS."""
+    """The name of an activation in memory.ACTIVATIONS."""
     eps: float = 1e-6
-    """The least denominator."""
+    """The least denominator of a read."""
     with_sink: bool = False
-    """Every fold adds the sink's pairs too."""
+    """True where every fold adds the sink's pairs too."""
     absolute: bool = True
-    """A row is rotated by its position in the sequence; otherwise by its place in the slot."""
+    """True where a row is rotated by its position in the sequence, False where by its place in the slot."""
 
 
 class KVFormat(Protocol):
@@ -130,7 +131,7 @@ class KVFormat(Protocol):
         ...
 
     def turned(self, capacity: int) -> int:
-        """By how many different positions RoPE rotates rows in a slot of so many."""
+        """The number of different positions by which RoPE rotates rows in a slot of so many."""
         ...
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
@@ -159,8 +160,9 @@ class DenseLayer:
     """The slots of one layer in the dtype of the model."""
 
     keys: Tensor
+    """[S, T, KH, D]"""
     values: Tensor
-    """`keys`, `values` [S, T, KH, D]: one tensor in a latent layer."""
+    """[S, T, KH, D]; in a latent layer the same tensor as `keys`."""
 
     def read(self, slots: int | Tensor, places: Places, rows: int | Tensor) -> Pair:  # noqa: ARG002 - alike for all
         return self.keys[slots, places], self.values[slots, places]
@@ -211,7 +213,7 @@ class ScaledKV(UnfoldedFormat):
 
     name: str
     numbers: torch.dtype
-    """Their dtype, int8 or e4m3."""
+    """The dtype of stored keys and values, int8 or e4m3."""
 
     def tensors(self, shape: KVShape) -> tuple[KVTensor, ...]:
         return _numbers(shape, shape.head_dim, torch.int8), _numbers(shape, 1, torch.float32)
@@ -275,7 +277,7 @@ class Int4KV(UnfoldedFormat):
 
 
 def _numbers(shape: KVShape, width: int, dtype: torch.dtype) -> KVTensor:
-    """So many numbers for every head of a key and a value."""
+    """The size of `width` numbers for every head of a key and a value."""
     return KVTensor(layers=shape.layers, kinds=2, heads=shape.kv_heads, width=width, dtype=dtype)
 
 

@@ -32,10 +32,10 @@ def in_four_bits(position: Position) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The numbers that codes 0 to 15 stand for: (code + offset) * step. Both int16."""
+    """The grid of codes 0 to 15: a code stands for (code + offset) * step. Steps and offsets are int16."""
 
     step: Tensor
-    """The bits of a bfloat16."""
+    """The step, as the bits of a bfloat16."""
     offset: Tensor
 
     @classmethod

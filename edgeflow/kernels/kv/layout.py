@@ -31,12 +31,13 @@ class PackedLayout:
     lengths: tuple[int, ...]
     """Rows of each span."""
     reach: int
-    """An upper bound on where spans end. Both are host integers: the shape of the pass."""
+    """An upper bound on where spans end. Like `lengths`, it is known on the host: they are the shape of the pass."""
     row_slot: Tensor
-    row_position: Tensor
-    """`row_slot` [L_Q], `row_position` [L_Q]: int64, where each row's KV is written. Both begin at multiples of 16
-    bytes, so that a Triton kernel is compiled for one alignment only.
+    """[L_Q]: int64, the slot of each row. Like `row_position`, it begins at a multiple of 16 bytes, so that a Triton
+    kernel is compiled for one alignment only.
     """
+    row_position: Tensor
+    """[L_Q]: int64, the place in the slot where each row's KV is written."""
     rope_position: Tensor
     """[C, L_Q]: int64, the positions RoPE rotates by: C = 1, or 3 (time, height, width) for M-RoPE."""
     sampled_rows: Tensor
@@ -44,18 +45,20 @@ class PackedLayout:
     is not its last has none, a span of drafts all of them.
     """
     samples: tuple[int, ...] | None = None
-    """How many of the last rows of each span these are, on the host; None: one. It is read with `places` only."""
+    """The number of sampled rows of each span, its last ones, on the host; None: one each. It is read only with
+    `places`.
+    """
     places: tuple[Span, ...] | None = None
     """The spans themselves; None where only the device knows them (passes of one shape that replay one graph)."""
     live: Tensor | None = None
     """[L_Q]: bool, False for rows that only pad their span; None where no row does."""
     visibility: Visibility | None = None
-    """The positions that the rows see; None where each sees all up to itself."""
+    """The places that rows see; None where each row sees all up to itself."""
     kinds: Mapping[str, Visibility | None] = field(default_factory=dict)
-    """The same by kind of layer, where they differ."""
+    """The visibility by kind of layer, where kinds differ."""
     gated: tuple[bool, ...] = ()
-    """For each span whether its rows read the memory of their slot (kernels/kv/memory.py); empty where none does. No
-    row sees beyond what the pass and those before it have written in its slot.
+    """For each span, True when its rows read the memory of their slot (kernels/kv/memory.py); empty where none does. No
+    row sees beyond what the pass and earlier passes have written in its slot.
     """
     _kept: dict[Hashable, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -71,7 +74,8 @@ class PackedLayout:
         """The layout of `spans`, with index tensors on `device`.
 
         rope_position: defaults to each row's position in its slot. samples: how many of the last rows of each span are
-        sampled; by default one. sees: what the rows of each span see, on the host; by default all up to themselves.
+        sampled; by default one. visibility: the places that the rows of each span see, on the host; by default all up
+        to themselves.
         """
         slots: list[int] = []
         positions: list[int] = []

@@ -45,7 +45,7 @@ class GateLayer:
     g: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """By their names."""
+        """The tensors of a gate, by name."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
@@ -75,8 +75,9 @@ class MemoryKV:
     """
 
     memory: MemoryRules
+    """How memories are folded and read."""
     gates: Sequence[GateLayer]
-    """The gates of each layer."""
+    """The gate of each layer."""
     positions: int
     """The longest sequence, in tokens."""
     name: str = DENSE.name
@@ -136,9 +137,9 @@ def read_reference(q: Tensor, attended: Tensor, layer: MemoryLayer, layout: Pack
                 read = (feature @ matrix) / (feature @ norm).clamp(min=rules.eps)
                 gate, own = layer.gate, min(head, len(layer.gate.w1) - 1)
                 inner = torch.relu(gate.w1[own] @ read.to(q.dtype) + gate.b1[own])
-                told = gate.w2[own] @ inner + gate.b2[own]
+                mixed_in = gate.w2[own] @ inner + gate.b2[own]
                 share = torch.sigmoid(gate.g[min(head, len(gate.g) - 1)])
-                out[row, head] = share * told + (1 - share) * attended[row, head]
+                out[row, head] = share * mixed_in + (1 - share) * attended[row, head]
     return out
 
 

@@ -75,7 +75,7 @@ class KVSlots:
         return self._layers[index]
 
     def copy_rows(self, source: int, target: int, length: int) -> None:
-        """The first `length` rows of a slot enter another, in every layer.
+        """Copy the first `length` rows of a slot to another, in every layer.
 
         A sequence may continue after them at `format.reusable(length)`, or at `length` where the source ends there.
         """
@@ -85,12 +85,14 @@ class KVSlots:
 
     @property
     def compacts(self) -> bool:
-        """True where places move one by one: `compact` works. Four bits share a step among several places."""
+        """True where single places can be moved, as `compact` does; not in 4 bits, where several places share a
+        step.
+        """
         whole = self.capacity
         return all(kind.positions in (1, whole) for kind in self._kinds if kind.moved)
 
     def compact(self, slots: Tensor, sources: Tensor, first: Tensor) -> None:
-        """Places of slots [S] move up, in every layer, with their scales: sources [S, W] to first + 0 .. W - 1.
+        """Move places of slots [S] up, in every layer, with their scales: sources [S, W] to first + 0 .. W - 1.
 
         first [S, 1], all int64 on the device. Sources are read before anything is written.
         """
@@ -100,7 +102,7 @@ class KVSlots:
                 tensor[:, :, slots[:, None], targets] = tensor[:, :, slots[:, None], sources]
 
     def move_rows(self, shift: ShiftKVChain, moves: Tensor) -> None:
-        """The moves of a pass, one after the other. moves [M, 3] int64 on the device: source, target, length."""
+        """Make the moves of a pass, one after the other. moves [M, 3] int64 on the device: source, target, length."""
         for kind, tensor in zip(self._kinds, self.tensors, strict=True):
             if kind.moved:
                 shift(tensor, kind.line_moves(moves))

@@ -29,15 +29,15 @@ class SpanOfRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """Device data but for the number of rows, so that a graph may be replayed with other contents."""
+    """The places that rows see: tensors on the device, so that a graph can be replayed with other contents."""
 
     ranges: Tensor
     """[n, 2, 2]: int64, start and stop of two half-open ranges of places; an empty one is 0, 0."""
     tree: Tensor | None = None
     """[n]: int64 bits; bit i stands for the place first + i. None where no row has bits."""
     first: Tensor | None = None
-    """[n]: int64, the place of the first row of each row's segment; None with `tree`. All begin at multiples of 16
-    bytes, as in `PackedLayout`.
+    """[n]: int64, the place of the first row of each row's segment; None without `tree`. Like all tensors here, it
+    begins at a multiple of 16 bytes, as in `PackedLayout`.
     """
 
     @classmethod
@@ -45,6 +45,7 @@ class Visibility:
         """The values of the spans of a pass, one after the other, in one upload."""
         ranges = torch.cat([part.ranges for part in parts])
         rows = len(ranges)
+        # One upload: ranges first, then (only where some span is a tree) bits and first places, each of even length.
         pieces = [ranges.flatten()]
         if any(part.tree is not None for part in parts):
             for name in ("tree", "first"):
@@ -125,12 +126,13 @@ class DraftTrees:
         self.bits = torch.ones_like(self.parent)
 
     def plant(self, slots: Tensor, parents: Tensor, levels: int) -> None:
-        """Trees for slots [N]. parents [N, r - 1], r at most R: the row that each draft follows. levels: the most that
-        are deep.
+        """Set the trees of slots [N]. parents [N, r - 1], r at most R: the row that each draft follows. levels: their
+        greatest depth.
         """
         row = torch.arange(parents.shape[1] + 1, device=parents.device).expand(len(parents), -1)
         parent = torch.cat([torch.zeros_like(parents[:, :1]), parents], dim=1)
         here, depth, bits = row, torch.zeros_like(parent), torch.ones_like(parent) << row
+        # `here` climbs from every row to the root, one level at a time; a row's bits collect the rows it passes.
         for _ in range(levels):
             depth = depth + (here > 0)
             here = parent.gather(1, here)

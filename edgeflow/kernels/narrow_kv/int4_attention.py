@@ -22,7 +22,7 @@ from edgeflow_client.errors import ConfigError
 
 
 def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
-    """Causal rows; ConfigError where a layout says what rows see."""
+    """Attention of causal rows over widened slots; ConfigError for a layout with `visibility`."""
     check_causal(layout)
     tiles = list(_tiles(layout.spans))
     slots = sorted({tile.span.slot for tile in tiles})
@@ -64,7 +64,7 @@ def attention_widened(layout: PackedLayout, kv: KVSlots) -> Attend:
 
 
 def check_causal(layout: PackedLayout) -> None:
-    """ConfigError where a layout says what rows see."""
+    """Raise ConfigError for a layout with `visibility`."""
     if layout.visibility is not None:
         raise ConfigError("packed_attention: int4 KV serves rows that see all up to themselves")
 
@@ -75,9 +75,9 @@ class _Tile:
 
     span: Span
     first_row: int
-    """The first row of the pass."""
+    """The index of its first row in the pass."""
     narrow: int
-    """How many."""
+    """The number of keys that the rows see in 4 bits."""
 
     @property
     def end(self) -> int:
@@ -114,11 +114,11 @@ class _TileStep:
     rows: list[int]
     """The rows of the pass."""
     index: Tensor | None
-    """The same, None where they lie side by side."""
+    """The same rows as an index; None where they lie side by side."""
     narrow: dict[int, int]
-    """Keys of each slot that are seen in 4 bits."""
+    """The number of keys seen in 4 bits, by slot."""
     attend: Attend
-    """Over the widened slots."""
+    """Attention over the widened slots."""
 
     @classmethod
     def of(cls, tiles: Sequence[_Tile], place: dict[int, int], room: KVSlots) -> _TileStep:
@@ -143,10 +143,11 @@ class _WidenedSlots:
 
     slots: slice
     first: int
-    """The first of the widened ones."""
+    """The index of the first of them among the widened slots."""
     end: int
+    """The furthest place that rows see in any of them."""
     narrow: int
-    """Both: the furthest place that rows see in any of them, and the most keys in 4 bits that first rows see."""
+    """The most keys in 4 bits that first rows see."""
 
     @classmethod
     def of(
@@ -156,7 +157,7 @@ class _WidenedSlots:
         return cls(slots=slice(slots[0], slots[-1] + 1), first=place[slots[0]], end=furthest, narrow=most)
 
     def numbers(self, room: KVSlots) -> int:
-        """The most that are widened at once."""
+        """The most numbers that are widened at once."""
         count: int = self.slots.stop - self.slots.start
         return count * self.end * room.kv_heads * room.head_dim
 
@@ -190,7 +191,7 @@ def _clear_beyond(runs: Sequence[_WidenedSlots], ends: dict[int, int], kv: KVSlo
 
 
 def _widen_keys(widen: _Widening, layer: Int4Layer, slots: slice, places: slice, out: Tensor) -> None:
-    """Some places, whole groups, of some slots. out [n, T, KH, D]: the same slots."""
+    """Widen the keys of whole groups of some slots. out [n, T, KH, D]: the widened slots."""
     if places.start == places.stop:
         return
     codes, wide = (each[:, places].view(len(each), -1, GROUP, *each.shape[2:]) for each in (layer.keys[slots], out))

@@ -20,7 +20,7 @@ from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
 
 
 def reference(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: Int4Layer) -> Tensor:
-    """Row by row; every row brings the keys of its group so far."""
+    """Row by row; every row restores the keys of its group so far."""
     q, keys, values = _turned(rope_write_kv.reference, qkv, heads, kv_heads, rows)
     live = [True] * len(qkv) if rows.live is None else rows.live.tolist()
     for row, flat in enumerate(rows.flat.tolist()):
@@ -73,7 +73,7 @@ def on_device(qkv: Tensor, heads: int, kv_heads: int, rows: RowPlaces, layer: In
 
 
 def _write_groups(places: GroupPlacesOnDevice, layer: Int4Layer) -> None:
-    """Bring the keys that groups had before the pass, and quantise the groups that are full now."""
+    """Restore the keys that groups had before the pass, and quantise the groups that are now full."""
     newest, exact, codes = (each.flatten(0, 1) for each in (layer.newest, layer.exact, layer.keys))
     group = torch.where(places.earlier, newest[places.cells], exact[places.group])  # [n, GROUP, KH, D]
     exact.index_copy_(0, places.group.flatten(), group.flatten(0, 1))
@@ -117,19 +117,19 @@ class GroupPlaces:
     """Where the rows of a pass enter, as indices over the lines of all slots."""
 
     exact: Tensor
-    """The exact keys of the rows."""
+    """The places of the rows among exact keys."""
     begun: Tensor | None
+    """The groups that spans begin within; None without any."""
     begun_newest: Tensor
-    """Both: the groups that spans begin within, and where their keys come from; None without any."""
+    """Where the keys of those groups come from, among the newest."""
     last: Tensor
-    """The rows that stay the newest of their slot."""
+    """The rows that become the newest of their slot."""
     newest: Tensor
-    """Where these enter."""
+    """The places of those rows among the newest."""
     full: Tensor | None
+    """[n, GROUP]: the places, among exact keys, of the groups that are now full; None without any."""
     full_codes: Tensor
-    """`full` [n, GROUP], `full_codes`: the places of the groups that are full now, among exact keys and among codes;
-    None without any.
-    """
+    """[n, GROUP]: the places of these groups among codes."""
     groups: Tensor
     """The lines of their grids."""
 
@@ -159,30 +159,31 @@ class GroupPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacesOnDevice:
-    """The same without reading anything on the host: how many groups there are follows from the lengths of spans.
+    """As GroupPlaces, without reading anything on the host: the number of groups follows from the lengths of spans.
 
-    There may be fewer; the first group then stands in the place of those that are missing, and is written again.
+    There may be fewer; the first group then takes the place of the missing ones, and is written again.
     """
 
     exact: Tensor
-    """The exact keys of the rows."""
+    """The places of the rows among exact keys."""
     group: Tensor
+    """[n, GROUP]: the places of the groups among exact keys."""
     cells: Tensor
+    """[n, GROUP]: their places among the newest."""
     codes: Tensor
-    """`group`, `cells`, `codes` [n, GROUP]: the places of the groups among exact keys, among the newest and among
-    codes.
-    """
+    """[n, GROUP]: their places among codes."""
     grids: Tensor
     """[n]: the lines of their grids."""
     earlier: Tensor
-    """[n, GROUP, 1, 1]: the keys that were there before the pass."""
+    """[n, GROUP, 1, 1]: True for keys from before the pass."""
     full: Tensor
-    """[n, 1, 1]: groups that are full now."""
+    """[n, 1, 1]: True for groups that are now full."""
     newest: Tensor
+    """[L_Q]: the place of each row among the newest of its slot."""
     latest: Tensor
-    """Both: where each row enters the newest of its slot, and the row that stays there."""
+    """[L_Q]: the row that stays in that place."""
     kept: Tensor
-    """[L_Q, 1, 1]: False where none does, for all only pad the pass."""
+    """[L_Q, 1, 1]: False where no row stays, since all of them only pad the pass."""
 
     @classmethod
     def of(cls, rows: RowPlaces, layer: Int4Layer) -> GroupPlacesOnDevice:

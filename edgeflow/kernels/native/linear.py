@@ -152,5 +152,5 @@ def missing() -> str:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those that this processor has, best first."""
+    """The instruction sets that this processor has, best first."""
     return tuple(name for number, name in enumerate(SETS) if library().edgeflow_has(number))

@@ -25,7 +25,7 @@ class Compiled(Protocol):
     """An implementation whose kernels are compiled when a call first launches them, which takes seconds."""
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Compile those of calls with rows in this dtype."""
+        """Compile the kernels of calls with rows in this dtype."""
         ...
 
 
@@ -92,8 +92,9 @@ def _by_rows(choices: Sequence[Choice], weight: Weight, bias: Tensor | None, mad
 
 
 def _made(choice: Choice, weight: Weight, bias: Tensor | None, made: dict[str, Linear]) -> Linear:
-    """The implementation that was chosen; made once, with each set of parameters over the first one's weight if it can
-    be. Its kernels are compiled here, as no warm-up runs every number of rows; on a CPU they are interpreted."""
+    """The chosen implementation, made once; further sets of parameters share the weight of the first one where they
+    can. Its kernels are compiled here, as no warm-up runs every number of rows; on a CPU they are interpreted.
+    """
     impl_id = choice.implementation.impl_id
     name = f"{impl_id} {choice.params}"
     if name not in made:

@@ -1,7 +1,7 @@
 """The names that the dimensions of the operator table take (EdgeFM table 1), and the shape signatures of calls.
 
-An entry may use the spelling of a checkpoint or of the paper; here it becomes the one that lookups use. A name that is
-not known is rejected, for it would never match. A signature gives the sizes of a call as text, `m=512|e=4096`.
+An entry may use the spelling of a checkpoint or of the paper; here it becomes the one that lookups use. An unknown
+name is rejected, since it would never match. A signature gives the sizes of a call as text, `m=512|e=4096`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def read_signature(text: str) -> str:
 
 
 def _reader(what: str, known: Sequence[str], aliases: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that gives a name as lookups spell it; ValueError lists those known."""
+    """A function that returns a name as lookups spell it; ValueError lists the known names."""
 
     def read(name: str) -> str:
         meant = aliases.get(name, name)
@@ -142,7 +142,7 @@ def only_role(op_name: str) -> str:
 
 
 def kv_formats(op_name: str) -> tuple[str, ...]:
-    """The KV formats that an operator is looked up for; "" alone where it reads and writes none."""
+    """The KV formats that an operator is looked up for; only "" where it reads and writes none."""
     return KV_FORMATS if op_name in OVER_KV else ("",)
 
 

@@ -24,7 +24,7 @@ class Hardware:
 
     device_type: str
     arch: int = 0
-    """87 for compute capability 8.7; 0 where there is none or it is not known."""
+    """87 for compute capability 8.7; 0 where there is none, or where it is not known."""
 
     @classmethod
     def of(cls, device: torch.device) -> Hardware:
@@ -48,33 +48,35 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A candidate."""
+    """A candidate to serve an operator."""
 
     op_name: str
     impl_id: str
     function: Callable[..., Any] | str
-    """Itself, or where it is ("module:name"), imported when it is first chosen."""
+    """The function itself, or where to import it from ("module:name") when it is first chosen."""
     _: KW_ONLY
     devices: frozenset[str] = frozenset()
+    """Device types on which it runs; empty for all."""
     dtypes: frozenset[torch.dtype] = frozenset()
-    """Both: where it may run, empty means everywhere."""
+    """Dtypes with which it runs; empty for all."""
     least_arch: int = 0
     """The lowest CUDA architecture."""
     needs: tuple[str, ...] = ()
-    """Libraries."""
+    """Libraries that must be installed."""
     limits: Mapping[str, int] = field(default_factory=dict)
+    """The largest sizes that it takes, by their letter in a shape signature."""
     multiples: Mapping[str, int] = field(default_factory=dict)
-    """Both: the largest sizes it takes and the divisors of those it takes, by their letter in a shape signature."""
+    """The divisors of the sizes that it takes, likewise."""
     choices: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Parameters with the values worth trying, the default first."""
     weight: str = ""
-    """The format of the weight that it is made for; "" for any, and for operators without weights."""
+    """The weight format for which it is made; "" for any, and for operators without weights."""
     made_from: str = ""
-    """The made from of such a weight, STORED: what the model holds in the format, FLOATS: what it converts; "" for
-    both.
-    """
+    """STORED for weights that the model holds in the format, FLOATS for those that it converts; "" for both."""
     deviation: float = 0.0
-    """The deviation of its results where that is more than its format and dtype explain (lab/trials/compare.py)."""
+    """The relative deviation of its results, where that is more than its format and dtype explain
+    (lab/trials/compare.py).
+    """
     stage: str = ""
     """The stage of the passes that it serves; "" for all."""
     kv: str = ""
@@ -82,9 +84,9 @@ class Implementation:
     absent: str = ""
     """The reason why it cannot run here; "" where it can."""
     replayable: bool = True
-    """It can be captured in a graph, for the host reads nothing that differs between passes of one shape."""
+    """True when it can be captured in a graph: the host reads nothing that differs between passes of one shape."""
     causal: bool = False
-    """Attention that rejects layouts with `visibility`."""
+    """True for attention that rejects layouts with `visibility`."""
 
     def takes(self, kv: str) -> bool:
         """True when it serves calls over this KV format; "" stands for one that is not known."""
@@ -115,7 +117,7 @@ class Implementation:
         return partial(_given_converted, function, self.weight) if self.weight else function
 
     def objection(self, hardware: Hardware, dtype: torch.dtype, shape_sig: str = "") -> str:
-        """The reason why it may not serve there, in a few words; "" when it may."""
+        """The reason why it cannot serve a context, in a few words; "" when it can."""
         if self.devices and hardware.device_type not in self.devices:
             return f"not for {hardware.device_type}"
         if hardware.arch and hardware.arch < self.least_arch:

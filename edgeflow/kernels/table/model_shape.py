@@ -24,22 +24,24 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Rows times a weight [outputs, inputs]."""
+    """A product of rows and a weight [outputs, inputs]."""
 
     role: str
-    """Its layer_role."""
+    """The layer_role of the product in the operator table."""
     outputs: int
     inputs: int
     format: str = FLOAT
     """The format of the weight."""
     group: int = 0
-    """G of one in 4 bits, otherwise 0."""
+    """G of a weight in 4 bits, otherwise 0."""
     of_steps: bool = False
-    """Its rows are those of denoising steps."""
+    """True when its rows are those of denoising steps."""
 
 
 def products_of(layer: Mapping[str, tuple[int, int]], group: int, vocabulary: int, width: int) -> tuple[Product, ...]:
-    """Those of a layer by role, [outputs, inputs] each, in one format, and a head of floats. group: of the layer."""
+    """The products of a layer by role, [outputs, inputs] each, in one format, and a head of floats. group: of the
+    format.
+    """
     format = AWQ if group else FLOAT
     products = (
         Product(role=role, outputs=outputs, inputs=inputs, format=format, group=group)
@@ -75,7 +77,7 @@ class ModelShape:
     stages: int = 7
     """K, action tokens per frame."""
     group: int = 0
-    """G of projections in 4 bits, 0 of floats."""
+    """G of projections in 4 bits, 0 for floats."""
     step_rows: int = 0
     """Rows of a denoising step, of which a frame has K - 1; 0 where answers are tokens."""
     products: tuple[Product, ...] = ()
@@ -83,7 +85,9 @@ class ModelShape:
     of floats.
     """
     latent: LatentRows | None = None
-    """For latent KV, whose kv_heads and head_dim are those of the slots; None where slots hold keys and values."""
+    """The latent rows of a model with latent KV, whose kv_heads and head_dim are those of the slots; None where slots
+    hold keys and values.
+    """
 
     def __post_init__(self) -> None:
         others = ("family", "group", "step_rows", "products", "latent")

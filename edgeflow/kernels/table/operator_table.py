@@ -42,7 +42,7 @@ class OperatorKey:
     kv: str = ""
     """The KV format that the call writes or reads."""
     shape_sig: str = ""
-    """In an entry some of a call's sizes, in a lookup all of them."""
+    """In an entry some of the sizes of a call, in a lookup all of them."""
 
     def matches(self, context: OperatorKey) -> bool:
         """True when an entry with this key serves a lookup of that context."""
@@ -77,6 +77,7 @@ class TableEntry:
     impl_id: str
     impl_params: Params = field(default_factory=dict)
     origin: str = "built in"
+    """Where the entry comes from: built in, or the file of an overlay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,9 @@ class Choice:
     implementation: Implementation
     params: Params
     why: str
-    """For a person."""
+    """The reason for the choice, for a person."""
     passed_over: tuple[str, ...] = ()
-    """Better matches that may not run."""
+    """Better matches that cannot run here, with the reasons."""
 
     def load(self) -> Callable[..., Any]:
         function = self.implementation.load()
@@ -212,7 +213,7 @@ class OperatorTable:
         return (*((stage,) for stage in STAGES if stage in named), *([rest] if rest else []))
 
     def choose(self, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> Choice:
-        """The most specific entry that may serve; the reference where none does. It is looked up once."""
+        """The choice by the most specific entry that can serve; the reference where none can. Cached."""
         key = context, hardware, dtype
         if key not in self._chosen:
             self._chosen[key] = self._choice(known(context, hardware), hardware, dtype)
@@ -312,7 +313,7 @@ Find = Callable[[str, str], Callable[..., Any]]
 
 
 class ByShape:
-    """Each shape is looked up when it is first seen."""
+    """A function that looks up each shape of a call when it is first seen."""
 
     def __init__(self, sign: Callable[..., Signed], find: Find) -> None:
         self._sign = sign

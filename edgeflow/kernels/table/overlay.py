@@ -75,7 +75,7 @@ class OverlayEntry(_Strict):
 
 
 class Overlay(_Strict):
-    """The file."""
+    """The content of an overlay file."""
 
     format: Literal[1] = 1
     stamp: OverlayStamp | None = None
@@ -85,7 +85,7 @@ class Overlay(_Strict):
 
 
 def read_overlay(path: Path) -> Overlay:
-    """ConfigError names the field at fault."""
+    """Read an overlay; ConfigError names the field at fault."""
     try:
         return Overlay.model_validate_json(read_regular(path, MOST_BYTES))
     except OSError as error:
@@ -101,11 +101,11 @@ def load_entries(
 ) -> Sequence[TableEntry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
 
-    tuned_for: as in `refuse_stale`.
+    tuned_for: as in `reject_stale`.
     """
     overlay = read_overlay(path)
     if overlay.stamp is not None:
-        refuse_stale(path, overlay.stamp, current_stamp(device, dtype, weights), tuned_for)
+        reject_stale(path, overlay.stamp, current_stamp(device, dtype, weights), tuned_for)
     return table_entries(overlay, path.name)
 
 
@@ -114,8 +114,8 @@ def table_entries(overlay: Overlay, origin: str) -> list[TableEntry]:
     return [TableEntry(each.key, each.impl_id, dict(each.impl_params), origin) for each in overlay.entries]
 
 
-def refuse_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: str = ANY_MODEL) -> None:
-    """ConfigError where a stamp differs from that of this machine.
+def reject_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: str = ANY_MODEL) -> None:
+    """Raise ConfigError where a stamp differs from that of this machine.
 
     tuned_for: the options by which `edgeflow tune` tunes for the model that is served (`tune_options`).
     """
@@ -159,10 +159,10 @@ def _device_name(device: torch.device) -> str:
 def _driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=DRIVER_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return told.stdout.split("\n")[0].strip()
+    return answer.stdout.split("\n")[0].strip()
 
 
 def _version(name: str) -> str:

@@ -1,6 +1,6 @@
 """LINEAR with weights of 4 bits (kernels/awq.py), whose codes become numbers in registers.
 
-A group's codes less its zero point are whole numbers, which 16-bit floats hold exactly. They are multiplied with the
+A group's codes minus its zero point are integers, which 16-bit floats hold exactly. They are multiplied with the
 rows as they are, and the sum over the group, times its scale, is added in float32: no weight is rounded. The same code
 serves one row as well as hundreds, compiled for tiles of several sizes. Where the tiles do not fill the device, the
 inputs are split, and a second kernel adds the parts in their order, so that a result never depends on timing.
@@ -113,10 +113,11 @@ class AWQParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 0
+    """Rows of a tile."""
     block_n: int = 128
-    """Both: rows and outputs of a tile."""
+    """Outputs of a tile."""
     splits: int = 0
-    """Parts of the inputs. 0 stands for a choice by the sizes of the call."""
+    """Parts into which the inputs are split; 0: chosen by the sizes of the call."""
     num_warps: int = 0
     num_stages: int = 4
 
@@ -154,7 +155,7 @@ class AwqLinear:
         self._borrowed = borrowed
 
     def retuned(self, **tuning: int) -> AwqLinear:
-        """Another one that reads the same memory. tuning: fields of `AWQParameters`."""
+        """The linear with other parameters over the same memory. tuning: fields of `AWQParameters`."""
         return AwqLinear(self._chunks, self._bias, AWQParameters(**tuning), borrowed=True)
 
     @property
@@ -162,7 +163,7 @@ class AwqLinear:
         return 0 if self._borrowed else self._chunks.nbytes
 
     def compile(self, dtype: torch.dtype) -> None:
-        """Run each kernel once that calls with rows in this dtype launch."""
+        """Run every kernel once that calls with rows in this dtype launch."""
         (outputs, inputs), words = self._chunks.shape, self._chunks.words
         for rows in self._tuning.row_counts(outputs, len(words), multiprocessors(words.device)):
             self(torch.zeros(rows, inputs, dtype=dtype, device=words.device))
@@ -222,7 +223,7 @@ class AwqChunks:
 
     @classmethod
     def of(cls, weight: AwqWeight) -> AwqChunks:
-        """Reorder a weight. Nothing of it is shared."""
+        """Reorder a weight into new memory."""
         outputs, inputs = weight.shape
         chunks = -(-inputs // CHUNK)
         codes = F.pad(weight.q, (0, chunks * CHUNK - inputs)).view(outputs, chunks, -1, WORDS, 2).to(torch.int32)

@@ -42,7 +42,7 @@ def _store_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
+    """Store one tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     kv_head = tl.program_id(1)
     member = tl.arange(0, BLOCK_M)
     width = tl.arange(0, BLOCK_D)
@@ -181,14 +181,16 @@ class AttentionParameters:
     """Parameters of the kernel, as the operator table chooses them."""
 
     block_m: int = 64
+    """Queries of a tile."""
     block_n: int = 64
-    """Both: queries and keys of a tile (at most 32 keys beyond width 128)."""
+    """Keys of a tile, at most 32 beyond width 128."""
     splits: int = 0
-    """Parts of a small tile; 0: until the device is full. num_warps 0: by the size of a tile."""
+    """Parts into which a small tile is split; 0: as many as fill the device."""
     num_warps: int = 0
+    """0: chosen by the size of a tile."""
     num_stages: int = 2
     apart: int = 0
-    """A launch for large tiles and one for small ones, where a pass has both."""
+    """1 for separate launches of large and small tiles, where a pass has both."""
 
 
 def packed_attention(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
@@ -216,7 +218,7 @@ def packed_attention_scaled(layout: PackedLayout, kv: KVSlots, **tuning: int) ->
 
 
 def packed_attention_int4(layout: PackedLayout, kv: KVSlots, **tuning: int) -> Attend:  # noqa: ARG001 - the layout says all
-    """Attention of causal rows over slots of 4 bits; ConfigError where a layout says what rows see.
+    """Attention of causal rows over slots of 4 bits; ConfigError for a layout with `visibility`.
 
     tuning: fields of `AttentionParameters` but for block_n: a block of keys is a group. With 64 queries in a tile,
     heads of 128 take all registers of sm_87.
@@ -253,7 +255,7 @@ class Stored:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """As the kernel takes them; any tensor for what is not read."""
+        """The tensors in the order of the kernel; any tensor in place of one that is not read."""
         unread, exact = self.numbers, self.numbers[0] if self.exact is None else self.exact
         return (*self.numbers, *(self.scales or unread), *(self.offsets or unread), exact)
 
@@ -307,7 +309,9 @@ class _Launch:
 
 
 def _seen(layout: PackedLayout) -> tuple[int, tuple[Tensor, Tensor, Tensor]]:
-    """SEES of the kernel, with ranges, bits and the places of the first bits; any tensor for what is not read."""
+    """SEES of the kernel, with ranges, bits and the places of the first bits; any tensor in place of one that is
+    not read.
+    """
     visibility, unread = layout.visibility, layout.row_slot
     if visibility is None:
         return 0, (unread, unread, unread)

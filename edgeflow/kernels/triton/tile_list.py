@@ -29,14 +29,15 @@ class Tiles:
     """The tiles that the programs of a kernel work through."""
 
     attended: Tensor
+    """[n, TILE_FIELDS] int32 on the device: the tiles that attend."""
     joins: Tensor
-    """`attended`, `joins` [n, TILE_FIELDS]: int32 on the device."""
+    """[n, TILE_FIELDS] int32 on the device: the tiles whose parts are joined."""
     large: int
-    """How many tiles are large; they come first in `attended`."""
+    """The number of large tiles, which come first in `attended`."""
     members: int
-    """Queries of the largest tile that is joined."""
+    """Queries of the largest joined tile."""
     parts: int
-    """Partial results that are written, per KV head."""
+    """Partial results per KV head."""
 
     @classmethod
     def of(

@@ -24,7 +24,7 @@ from edgeflow.kernels.table.overlay import (
     current_stamp,
     load_entries,
     read_overlay,
-    refuse_stale,
+    reject_stale,
     table_entries,
 )
 from edgeflow.kernels.weights import FLOAT
@@ -203,7 +203,7 @@ def regress(path: Path, device: torch.device, dtype: str, samples: int, report: 
     if overlay.stamp is None or overlay.model is None:
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
     weights, number = overlay.stamp.weights, dtype_named(dtype or overlay.stamp.dtype)
-    refuse_stale(path, overlay.stamp, current_stamp(device, number, weights))
+    reject_stale(path, overlay.stamp, current_stamp(device, number, weights))
     shape = overlay.model
     tuner = _tuner(shape, device, number, samples, weights)
     problems = [(tuner.key(case), case) for case in model_cases(shape)]
@@ -224,7 +224,7 @@ def _tuner(shape: ModelShape, device: torch.device, dtype: torch.dtype, samples:
 def shown_table(overlay: Path | None, dtype: torch.dtype, weights: str, tuned_for: str) -> OperatorTable:
     """The table for a device that may not be present: float weights become `weights` even if nothing serves them.
 
-    tuned_for: as in `refuse_stale`.
+    tuned_for: as in `reject_stale`.
     """
     table = built_in_table() if weights == "float" else built_in_table().converting(weights)
     if overlay is None:

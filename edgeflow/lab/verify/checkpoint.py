@@ -28,7 +28,7 @@ from edgeflow.lab.verify.policies.flow.families import verify_pi, verify_smolvla
 from edgeflow.lab.verify.policies.openvla import verify as verify_openvla
 from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
 from edgeflow.models.published import FAMILIES, read_published
-from edgeflow.models.quantization import refuse_conversion
+from edgeflow.models.quantization import reject_conversion
 from edgeflow.policies.registry import family_of
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError
@@ -66,7 +66,7 @@ def verify_checkpoint(
     artifact: the folder of exported graphs to check instead of the weights.
     """
     place = choose_device(device)
-    refuse_conversion(directory, weights, "weights")
+    reject_conversion(directory, weights, "weights")
     with exact_float32(place):
         given = {
             "mode": bool(modes),

@@ -19,20 +19,20 @@ class GroupedHeads:
     """The sizes of grouped-query attention."""
 
     hidden: int
-    """E."""
+    """E, the width of the model."""
     heads: int
-    """H."""
+    """H, query heads."""
     kv_heads: int
-    """KH."""
+    """KH, key-value heads."""
     head_dim: int
-    """D."""
+    """D, the width of a head."""
     bias: bool
-    """The bias of queries, keys and values."""
+    """True where queries, keys and values have a bias."""
     norm: bool
-    """Each head's query and key has one, with `eps`."""
+    """True where the queries and keys of each head are normed, with `eps`."""
     eps: float
     inputs: int = 0
-    """The width of rows from which queries, keys and values are projected, 0 where it is E."""
+    """The width of the rows that are projected to queries, keys and values; 0 for E."""
 
     @property
     def kv_format(self) -> KVFormat:
@@ -44,7 +44,7 @@ class GroupedHeads:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs by name, those that are fused first."""
+        """Outputs and inputs of each projection by name, the fused ones first."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         inputs = self.inputs or self.hidden
         read = {name: (count, inputs) for name, count in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))}
@@ -98,11 +98,11 @@ class GroupedAttention:
         return shared.write(qkv, self.sizes.heads, self.sizes.kv_heads, shared.rows, store)
 
     def finish(self, attended: Tensor) -> Tensor:
-        """The projection of all heads' rows."""
+        """The output projection of all heads."""
         return self.output(attended.flatten(1))
 
     def _norm_heads(self, qkv: Tensor, q_norm: Tensor, k_norm: Tensor) -> Tensor:
-        """Each head's query and key by itself; values unchanged."""
+        """Norm each head's query and key; values are unchanged."""
         sizes, operators = self.sizes, self.operators
         heads = qkv.view(qkv.shape[0], -1, sizes.head_dim)
         q, k, v = torch.split(heads, [sizes.heads, *[sizes.kv_heads] * 2], dim=1)

@@ -26,29 +26,29 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """Numbers of latent attention as a checkpoint states them."""
+    """The sizes of latent attention as a checkpoint states them."""
 
     rank: int
-    """R, of a latent."""
+    """R, the width of a latent."""
     rotary: int
-    """R, of the rotated part of each query and of the shared key."""
+    """r, the width of the rotated part of each query and of the shared key."""
     plain: int
-    """The plain of the part of a head's query and key that is not rotated."""
+    """The width of the part of a head's query and key that is not rotated."""
     value: int
-    """The value of a head's value."""
+    """The width of a head's value."""
     query_rank: int = 0
-    """Between the two projections of queries; 0 where there is one."""
+    """The width between the two projections of queries; 0 where there is one projection."""
     paired: bool = True
-    """Neighbours are rotated together, as published; otherwise i and i + r/2."""
+    """True where neighbours are rotated together, as published; otherwise i and i + r/2."""
 
     @property
     def width(self) -> int:
-        """D, numbers of a position in a slot."""
+        """D, the width of a position in a slot."""
         return self.rank + self.rotary
 
     @property
     def query(self) -> int:
-        """Numbers of a head's query as it is projected."""
+        """The width of a head's query as it is projected."""
         return self.plain + self.rotary
 
 
@@ -74,7 +74,7 @@ class LatentHeads:
 
     @property
     def linears(self) -> dict[str, tuple[int, int]]:
-        """Outputs and inputs by name."""
+        """Outputs and inputs of each projection by name."""
         sizes, queries = self.sizes, self.heads * self.sizes.query
         in_two = {"q_a_proj": (sizes.query_rank, self.hidden), "q_b_proj": (queries, sizes.query_rank)}
         return {
@@ -134,15 +134,17 @@ class LatentAttention:
 
     form: LatentHeads
     first: Linear
-    """Queries, or what they are projected from, and the row of the slot, [.. + D, E]."""
+    """The projection to queries, or to what they are projected from, and to the row of the slot: [.. + D, E]."""
     query_norm: Tensor | None
+    """The norm between the two projections of queries; None where `first` gives queries."""
     second: Linear | None
-    """Both: the norm of the former and its projection to queries; None where `first` gives queries."""
+    """The second projection of queries; None where `first` gives queries."""
     norm: Tensor
-    """The norm of the latent [R]."""
+    """[R]: the norm of the latent."""
     keys: Tensor
-    """[H, plain, R]: from a part of a query to the latents it asks for. values [H, R, value]."""
+    """[H, plain, R]: the projection of a part of a query, so that it can be compared with latents."""
     values: Tensor
+    """[H, R, value]: the projection of attended latents to values."""
     output: Linear
     """[E, H value]."""
     operators: Operators
@@ -173,7 +175,7 @@ class LatentAttention:
         return (q * (form.scale * math.sqrt(form.sizes.width))).view(len(q), form.heads, form.sizes.query)
 
     def _in_halves(self, x: Tensor) -> Tensor:
-        """Numbers that are rotated together as i and i + r/2: [.., r]"""
+        """[.., r]: neighbours that are rotated together are moved to i and i + r/2."""
         if not self.form.sizes.paired:
             return x
         return x.view(*x.shape[:-1], self.form.sizes.rotary // 2, 2).transpose(-1, -2).flatten(-2)

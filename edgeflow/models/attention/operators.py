@@ -39,15 +39,15 @@ CALLS = {
 
 @dataclass(frozen=True, slots=True)
 class PassOperators:
-    """Shared by all layers of a pass: the places of its rows, and the functions that write KV and attend.
+    """The part of a pass that its layers share: the places of its rows, and the functions that write KV and attend.
 
-    Both take a layer of the store.
+    Both functions take a layer of the store.
     """
 
     rows: RowPlaces
     write: Callable[..., Tensor]
     attend: Mapping[str, Callable[..., Tensor]]
-    """The function of each kind of layer."""
+    """The attention of each kind of layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +63,9 @@ class Operators:
     swiglu: SwiGLU
     read_memory: ReadMemory
     rope_write_kv: Mapping[str, RopeWriteKV]
+    """The operator of each KV format, by its name."""
     packed_attention: Mapping[str, PackedAttention]
-    """Both: those of each KV format, by its name."""
+    """The operator of each KV format, by its name."""
 
     @classmethod
     def of(cls, find: Callable[[OperatorKey], Any], attention: PackedAttention | None) -> Operators:
@@ -117,7 +118,7 @@ class AttentionForm(Protocol):
 
     @property
     def rotary(self) -> int:
-        """Numbers of a head that are rotated by the position."""
+        """The width of the part of a head that is rotated by the position."""
         ...
 
     @property
@@ -132,7 +133,7 @@ class AttentionForm(Protocol):
 
     @property
     def row_numbers(self) -> int:
-        """Intermediate numbers of a row, all at once."""
+        """The number of intermediate values of a row, all at once."""
         ...
 
     def of_stages(

@@ -43,17 +43,17 @@ class Eagle3Config:
     """The sizes of a head and its taps."""
 
     text: LlamaConfig
-    """The text of its one layer; vocab_size is the base's V."""
+    """The sizes of its one layer; vocab_size is the base's V."""
     draft_vocabulary: int
-    """Vd, the tokens that it can propose."""
+    """Vd, the number of tokens that it can propose."""
     taps: tuple[int, ...]
     """The layers of the base whose inputs it reads, 0-based and ascending."""
     target_hidden: int
     """E of the base."""
     norm_before_residual: bool
-    """The residual stream begins with the normed feature."""
+    """True where the residual stream begins with the normed feature."""
     own_embedding: bool
-    """The head has one, instead of the base's."""
+    """True where the head has its own embedding, instead of the base's."""
 
     @property
     def attention(self) -> GroupedHeads:
@@ -72,7 +72,7 @@ class Eagle3Config:
 
     @property
     def feature_width(self) -> int:
-        """Numbers of a row of features of the base."""
+        """The width of a row of the base's features."""
         return len(self.taps) * self.target_hidden
 
     @property
@@ -102,7 +102,7 @@ class Eagle3Config:
 
     @property
     def parameters(self) -> int:
-        """Numbers of all tensors."""
+        """The number of weights in all tensors."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
 
@@ -115,7 +115,7 @@ def read_eagle3(directory: Path, base: LlamaConfig) -> Eagle3Config:
     directory = Path(directory)
     values, shapes = head_entries(directory), head_shapes(directory)
     where = f"{directory}: "
-    _refuse_others(values, where)
+    _reject_others(values, where)
     text = _text(values, shapes, where)
     _check_fits(values, text, shapes, base, where)
     vocabulary = values.get("draft_vocab_size", text.vocab_size)
@@ -136,8 +136,8 @@ def read_eagle3(directory: Path, base: LlamaConfig) -> Eagle3Config:
     return config
 
 
-def _refuse_others(values: Mapping[str, Any], where: str) -> None:
-    """ConfigError for heads of a kind that is not served."""
+def _reject_others(values: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError for heads of an unsupported kind."""
     activation, layers = values.get("hidden_act", "silu"), values.get("num_hidden_layers", 1)
     if activation != "silu":
         raise ConfigError(f"{where}hidden_act {activation!r} is not supported; supported: silu")
@@ -164,7 +164,7 @@ def _text(values: Mapping[str, Any], shapes: Mapping[str, Any], where: str) -> L
 def _check_fits(
     values: Mapping[str, Any], text: LlamaConfig, shapes: Mapping[str, tuple[int, ...]], base: LlamaConfig, where: str
 ) -> None:
-    """ConfigError where the head belongs to another base."""
+    """Raise ConfigError where the head belongs to another base."""
     if text.vocab_size != base.vocab_size:
         raise ConfigError(
             f"{where}vocab_size is {text.vocab_size}, but the base has vocab_size {base.vocab_size}: {ANOTHER}"
@@ -261,7 +261,7 @@ def head_entries(directory: Path) -> dict[str, Any]:
 
 
 def head_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the tensors that are read, by their original names; headers alone are read.
+    """Shapes of the tensors that are read, by their original names; only headers are read.
 
     CheckpointError where the files are missing or broken, or where two tensors have one name.
     """

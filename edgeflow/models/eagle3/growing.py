@@ -55,12 +55,12 @@ class TreeSizes:
 
     @property
     def candidates(self) -> int:
-        """Tokens that are scored for a tree."""
+        """The number of tokens that are scored for a tree."""
         return self.width + self.depth * self.width**2
 
     @property
     def places(self) -> int:
-        """Places of a draft slot after its sequence that are written while a tree grows."""
+        """The number of places after the sequence of a draft slot that are written while a tree grows."""
         return self.depth * self.width
 
 
@@ -87,19 +87,19 @@ class _Beam:
     bits: Tensor
     """The places of their ancestors after the sequence, as in `Visibility`."""
     feature: Tensor
-    """[S, width, E]: of the row they follow."""
+    """[S, width, E]: the feature of the row that each follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _TreePlaces:
-    """Where trees grow; arguments as in `grow`."""
+    """The places where trees grow; fields as the arguments of `grow`."""
 
     slots: Tensor
     ends: Tensor
     rope: Tensor
     width: int
     reach: int
-    """The reach of all places."""
+    """A bound on all places."""
     spans: tuple[Span, ...] | None
     """The ends of sequences on the host."""
 

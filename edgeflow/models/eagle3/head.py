@@ -48,14 +48,16 @@ class _StageLayer:
     attention: LayerAttention
     post_norm: Tensor
     gate_up: Linear
-    """[2F, E]; others as published."""
+    """[2F, E]: gate and up, fused; other weights are as published."""
     down: Linear
     operators: Operators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FurtherTurned(DenseKV):
-    """Dense slots whose rows are rotated by more positions than a slot has: a base's memory holds the others."""
+    """Dense slots whose rows are rotated by more positions than a slot has, since the base folds others into its
+    memory.
+    """
 
     positions: int = 0
 

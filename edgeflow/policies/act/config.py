@@ -1,4 +1,4 @@
-"""An ACT checkpoint but for its weights: sizes, pipelines and settings.
+"""An ACT checkpoint without its weights: sizes, pipelines and settings.
 
 Published source: LeRobot's configuration_act.py. Torch-free: control checks a checkpoint before a worker loads it.
 """
@@ -53,15 +53,16 @@ class ACTConfig:
     """The sizes of a network."""
 
     cameras: tuple[ImageInput, ...]
-    """In the order in which their tokens follow each other."""
+    """The image inputs, in the order of their tokens."""
     state: int
+    """Numbers of the state vector; 0 = the policy takes none."""
     environment: int
-    """Both: numbers of the vectors, 0 = the policy does not take them."""
+    """Numbers of the environment vector; 0 = the policy takes none."""
     action: int
-    """D."""
+    """D, numbers of an action."""
     backbone: str
     width: int
-    """E."""
+    """E, the width of the transformer."""
     heads: int
     mlp: int
     activation: str
@@ -73,7 +74,7 @@ class ACTConfig:
     chunk: int
     """Actions that the network computes."""
     horizon: int
-    """Those of an answer."""
+    """Actions of an answer."""
 
     @property
     def vectors(self) -> dict[str, int]:
@@ -82,7 +83,7 @@ class ACTConfig:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of all inputs."""
+        """The names of all inputs."""
         return (*self.vectors, *(camera.name for camera in self.cameras))
 
 
@@ -135,7 +136,7 @@ def _horizon(values: Fields, chunk: int, action: int) -> int:
 
 
 def _answer(values: Fields, chunk: int) -> tuple[str, int]:
-    """The key that says how many actions an answer has, and how many these are."""
+    """The key with the number of actions of an answer, and this number."""
     steps = values.size("n_action_steps", chunk)
     if steps > chunk:
         raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")

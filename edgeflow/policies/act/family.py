@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeflow.policies.act.config import read_checkpoint
-from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings, refuse_crop
+from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings, reject_crop
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
@@ -21,7 +21,7 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     from edgeflow.policies.act.policy import PublishedACT
 
     checkpoint = read_checkpoint(directory, settings)
-    refuse_crop("act", options)
+    reject_crop("act", options)
     return PublishedACT(directory, checkpoint)
 
 

@@ -83,7 +83,7 @@ class ACTNetwork:
     def camera_positions(self, height: int, width: int) -> Tensor:
         """[E, height, width]: positions of the cells of a feature map, the first half for rows, the second for columns.
 
-        The last row and column are a whole turn of the longest period; sine and cosine take turns.
+        The last row and column are a whole turn of the longest period; sine and cosine alternate.
         """
         half = self._width // 2
         even = torch.arange(0, half, 2, dtype=torch.float64, device=self.device)

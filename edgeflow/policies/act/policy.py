@@ -106,7 +106,7 @@ class ACTPolicy:
         return PolicyInputs(cameras=tuple(cameras), state=tuple(vectors))
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
-        """One pass."""
+        """A single pass."""
         return StageProgram((Stage(rows=PROMPT),))
 
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:  # noqa: ARG002

@@ -27,9 +27,9 @@ class ResNetLayout:
     """Layers of a ResNet."""
 
     blocks: tuple[int, int, int, int]
-    """The blocks of each of the four layers."""
+    """The number of blocks of each of the four layers."""
     kernels: tuple[int, ...]
-    """Sides of the convolutions of a block."""
+    """The side of each convolution of a block."""
 
 
 _BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
@@ -43,7 +43,7 @@ LAYOUTS = {
 
 
 def map_side(pixels: int) -> int:
-    """Cells of a feature map along a side of so many pixels."""
+    """The number of cells of a feature map along a side of so many pixels."""
     return -(-pixels // STRIDE)
 
 
@@ -52,10 +52,11 @@ class _Convolution:
     """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1."""
 
     kernel: Tensor
-    """[C', C, side, side]."""
+    """[C', C, side, side]"""
     scale: Tensor
+    """[C', 1, 1]"""
     shift: Tensor
-    """Both: [C', 1, 1]."""
+    """[C', 1, 1]"""
     stride: int
 
     @classmethod
@@ -107,7 +108,7 @@ class _ResidualBlock:
 
     @property
     def outputs(self) -> int:
-        """Channels that it gives."""
+        """C', the number of output channels."""
         return self.convolutions[-1].outputs
 
     def __call__(self, x: Tensor) -> Tensor:

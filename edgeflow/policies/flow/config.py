@@ -1,4 +1,4 @@
-"""A checkpoint of LeRobot's flow-matching policies but for its weights: sizes, pipelines and settings. Torch-free.
+"""A checkpoint of LeRobot's flow-matching policies without its weights: sizes, pipelines and settings. Torch-free.
 
 A file edgeflow.json beside the checkpoint gives defaults of the section `policy`; configured keys win.
 """
@@ -69,29 +69,29 @@ class FlowConfig:
     """Sizes that every flow-matching policy has."""
 
     cameras: tuple[ImageInput, ...]
-    """In the order of the prefix."""
+    """The image inputs, in the order of the prefix."""
     state: int
     """Numbers of the state vector."""
     action: int
-    """D."""
+    """D, numbers of an action."""
     side: int
     """Pixels of the square images that the network takes."""
     prompt: int
-    """Tokens of a text at most."""
+    """The most tokens of a text."""
     chunk: int
     """H, actions that the network computes."""
     horizon: int
-    """Those of an answer."""
+    """Actions of an answer."""
     steps: int
-    """N."""
+    """N, denoising steps."""
     state_dims: int
     """S, numbers of the padded state."""
     dims: int
     """A, numbers of a padded action."""
     periods: tuple[float, float]
-    """Shortest and longest of the embedding of flow times."""
+    """The shortest and longest period in the embedding of flow times."""
     trained_delay: int = 0
-    """Most rows that training kept clean for real-time chunking, 0 = none."""
+    """The most rows that training kept clean for real-time chunking; 0 = none."""
 
 
 def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
@@ -282,7 +282,7 @@ class FlowProcessors:
 
     normalisation: Normalisation
     tokens: int
-    """The tokens of a text at most, the rest of it is cut off."""
+    """The most tokens of a text; the rest of it is cut off."""
     tokenizer: Path
     """The folder of tokenizer.json."""
 
@@ -339,7 +339,7 @@ class FlowCheckpoint(Generic[Config]):
 
 
 def check_weights(directory: Path) -> None:
-    """CheckpointError for a directory without weights, or for an artifact whose files are not there."""
+    """Raise CheckpointError for a directory without weights, or for an artifact with missing files."""
     if is_artifact(directory):
         open_artifact(directory)
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgeflow.policies.family import DENOISING_MODES, CheckpointFiles, Family, Settings, refuse_crop
+from edgeflow.policies.family import DENOISING_MODES, CheckpointFiles, Family, Settings, reject_crop
 from edgeflow.policies.flow.config import FlowCheckpoint
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def flow_family(
         from edgeflow.policies.flow.exported import published_flow
 
         checkpoint = read_checkpoint(directory, settings)
-        refuse_crop(name, options)
+        reject_crop(name, options)
         return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
     def prepare(policy: Policy, options: EngineOptions) -> PassEngine:

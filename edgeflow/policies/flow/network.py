@@ -75,16 +75,16 @@ class PrefixEmbedding:
     """Embeds the prefix of a frame: rows of its images, its text, and its state where the prefix has it."""
 
     image_rows: int
-    """The image rows of each image."""
+    """Rows of each image."""
     images: Callable[[Tensor], Tensor]
-    """[n, 3, h, w] → [n, image_rows, E]."""
+    """Embeds images: [n, 3, h, w] → [n, image_rows, E]."""
     table: Tensor
-    """[V, E]: embeddings of tokens."""
+    """[V, E]: the embeddings of tokens."""
     state: Linear | None = None
     """The projection of a state to a row, in float32; None = the prefix has no state."""
 
     def rows(self, cameras: int, tokens: int) -> int:
-        """Rows of a prefix."""
+        """The number of rows of a prefix."""
         return cameras * self.image_rows + tokens + (self.state is not None)
 
     def __call__(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
@@ -106,7 +106,7 @@ class PrefixedNetwork(PackedNetwork, ABC):
     prefix: PrefixEmbedding
 
     def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
+        """The number of rows of a frame's prefix."""
         return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:

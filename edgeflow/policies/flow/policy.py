@@ -104,7 +104,7 @@ class TaskTexts:
         return self._texts.ids(task if task.endswith("\n") else f"{task}\n")
 
     def most_rows(self, task: str) -> int:
-        """Tokens of a task."""
+        """The tokens of a task."""
         return len(self.ids(task, np.empty(0, np.float32)))
 
 
@@ -113,10 +113,11 @@ class VisionNumbers:
     """Sizes of a tower."""
 
     patches: int
+    """Rows of an image before the projection."""
     width: int
     inner: int
     rows: int
-    """`patches`, `rows`: of an image, before and after the projection."""
+    """Rows of an image after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,14 +131,14 @@ class FlowArchitecture(Generic[Network]):
     stacks: FlowStacks
     vision: VisionNumbers
     weights: Callable[[Shapes], WeightNumbers]
-    """Counts the tensors that are loaded."""
+    """Counts the weights that are loaded."""
     margin: Margin
     bounded: bool
-    """The state has a range whatever its statistics are."""
+    """True where the state has a range whatever its statistics are."""
     texts: Callable[[TokenizedTexts], Texts]
-    """Its prompts."""
+    """Makes the prompts of the family."""
     network: Callable[[Weights, Placement], Network]
-    """The network of weights; CheckpointError names the tensor at fault."""
+    """Makes the network of weights; CheckpointError names the tensor at fault."""
 
     def read_network(self, directory: Path, placement: Placement) -> Network:
         """The network of a checkpoint; CheckpointError names the tensor at fault."""
@@ -288,7 +289,7 @@ class DenoisingPolicy:
         )
 
     def _images(self, observation: Observation) -> Tensor:
-        """[C, 3, side, side] of the cameras that are there, on the place where they are prepared."""
+        """[C, 3, side, side] of the present cameras, on the place where they are prepared."""
         found = [observation.images[name] for name in self._cameras if name in observation.images]
         if not found:
             raise InvalidArgument(f"has none of {', '.join(self._cameras)}; send at least one", field="frame.images")

@@ -68,9 +68,9 @@ class OpenVLAConfig:
     text: LlamaConfig
     image: ImageConfig
     tower_heads: tuple[int, ...]
-    """One entry per vision tower."""
+    """Heads of each vision tower."""
     action_vocab: int
-    """V without padding; action ids end there."""
+    """V without padding, where action ids end."""
     n_action_bins: int
     statistics: dict[str, ActionStatistics]
     action_block: dict[str, Any]
@@ -78,7 +78,7 @@ class OpenVLAConfig:
     has them.
     """
     vicuna_prompt: bool
-    """The chat prompt of the first release."""
+    """True for the chat prompt of the first release."""
 
     @property
     def action_width(self) -> int:
@@ -222,7 +222,7 @@ def _known_heads(names: Sequence[str], index: int) -> int:
 
 
 def _all_statistics(entries: Mapping[str, Any], where: str) -> dict[str, ActionStatistics]:
-    """By dataset. where: in messages, before its name."""
+    """The statistics by dataset. where: a prefix of names in messages."""
     if not entries:
         raise ValueError("norm_stats names no dataset: actions cannot be un-normalised")
     return {str(key): _statistics(f"{where}{key}.action", entry["action"]) for key, entry in entries.items()}

@@ -53,7 +53,7 @@ class Preprocessor:
         return np.concatenate([_normalised(scaled[tower.interpolation], tower) for tower in config.towers])
 
     def _resize(self, picture: Image.Image, resampling: Image.Resampling) -> Image.Image:
-        """Along the rows first, as Pillow did until 13, which turns the order round for some upright frames."""
+        """Resize along the rows first, as Pillow did until 13, which reverses the order for some upright frames."""
         side, size = self._config.side, scaled_size(self._config, *picture.size)
         picture = picture.resize((size[0], picture.height), resampling).resize(size, resampling)
         left, top = (middle(length, side) for length in size)
@@ -66,7 +66,7 @@ def kinds(config: ImageConfig) -> list[str]:
 
 
 def level_table(config: ImageConfig) -> NDArray[np.float32]:
-    """[3 * towers, 256]: what each level of each channel becomes, a tower after the other."""
+    """[3 * towers, 256]: the value of each level of each channel, one tower after the other."""
     unit = _unit_range(np.tile(np.arange(256, dtype=np.uint8), (3, 1)))
     return np.concatenate([_normalised(unit, tower) for tower in config.towers])
 
@@ -131,7 +131,7 @@ def _unit_range(levels: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def _normalised(unit: NDArray[np.float32], tower: TowerImage) -> NDArray[np.float32]:
-    """[3, ...] in 0 .. 1 → what the tower takes."""
+    """[3, ...] in 0 .. 1 → normalised for the tower."""
     mean, std = (np.asarray(each, np.float32).reshape(3, *[1] * (unit.ndim - 1)) for each in (tower.mean, tower.std))
     values: NDArray[np.float32] = (unit - mean) / std
     return values
@@ -176,7 +176,7 @@ _FILTERS = {"bilinear": _Filter(1, _bilinear), "bicubic": _Filter(2, _bicubic), 
 def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """[scaled, n]: pixels of an axis that make each pixel of the scaled one, and what they give, in units of 2^-22.
 
-    Pixels after the axis give nothing.
+    Pixels beyond the axis count nothing.
     """
     kernel, step = _FILTERS[interpolation], length / scaled
     stretch = max(step, 1.0)
@@ -217,7 +217,7 @@ class _Plan:
 
     crop: tuple[_Crop, _Crop] | None
     taps: dict[str, tuple[Tensor | None, Tensor | None]]
-    """Per interpolation, those of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
+    """Per interpolation, the taps of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
     has its size.
     """
     cut: tuple[slice, slice, slice]
@@ -260,7 +260,7 @@ class DevicePreprocessor:
         return self.pixels(raw.to(self._device, non_blocking=True))
 
     def pixels(self, image: Tensor) -> Tensor:
-        """The same of a frame on the device."""
+        """The pixel values of a frame on the device."""
         config, (height, width, _) = self._config, image.shape
         plan = self._plan(height, width)
         if plan.crop:

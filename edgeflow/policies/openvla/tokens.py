@@ -31,7 +31,7 @@ Statistics = TypeVar("Statistics")
 
 
 def prompt_text(instruction: str, *, vicuna: bool) -> str:
-    """The prompt; the instruction is lower-cased as in training. vicuna: that of the first release."""
+    """The prompt; the instruction is lower-cased as in training. vicuna: the prompt of the first release."""
     return (_VICUNA_PROMPT if vicuna else _PROMPT).format(instruction.lower())
 
 
@@ -97,7 +97,7 @@ class ActionDecoder:
         return (self._vocab - 1 - len(self._centers) // 2,) * self._width
 
     def statistics(self, key: str | None) -> ActionStatistics:
-        """Those of a dataset; without a key there must be exactly one."""
+        """The statistics of a dataset; without a key there must be exactly one."""
         return of_dataset(self._statistics, key)
 
     def normalized(self, token_ids: Sequence[int]) -> NDArray[np.float64]:

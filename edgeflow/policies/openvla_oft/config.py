@@ -1,4 +1,4 @@
-"""An OpenVLA-OFT checkpoint but for what it shares with OpenVLA, and its weights: settings, files and statistics.
+"""The part of an OpenVLA-OFT checkpoint that OpenVLA does not have, without weights: settings, files and statistics.
 
 Published source: openvla-oft's prismatic/vla/constants.py (settings), `save_training_checkpoint` of
 vla-scripts/finetune.py (files), `normalize_proprio` of experiments/robot/openvla_utils.py and `_unnormalize_actions` of
@@ -119,9 +119,9 @@ class ExtraFiles:
     """Files of an OpenVLA-OFT checkpoint besides its language model."""
 
     head: Path | None
-    """None for a policy of tokens."""
+    """The action head; None for a policy of tokens."""
     proprio: Path | None
-    """None for one without state."""
+    """The projection of the state; None for a policy without state."""
 
 
 def find_files(directory: Path, settings: OFTSettings) -> ExtraFiles:
@@ -179,26 +179,28 @@ class VectorBounds:
     """Bounds of a normalised vector."""
 
     low: Numbers
+    """[D]: the value of -1, in dimensions where `mask` is True; the others are left as they are."""
     high: Numbers
-    """`low`, `high` [D]: what -1 and 1 stand for where mask [D] is True; other dimensions are left as they are."""
+    """[D]: the value of 1, likewise."""
     mask: NDArray[np.bool_]
+    """[D]"""
     limits: tuple[Numbers, Numbers]
-    """Two [D], the least and the most of a dimension: its bounds, or where it is left as it is all that the data
-    has.
+    """Two [D], the least and the greatest value of a dimension: its bounds, or, where it is left as it is, the range of
+    the data.
     """
 
     def normalised(self, values: Numbers) -> Numbers:
-        """[..., D] in the data's units → -1 .. 1; what is left as it is, is cut to that too."""
+        """[..., D] in the data's units → -1 .. 1; all dimensions are clipped to that range."""
         scaled = 2.0 * (values - self.low) / (self.high - self.low + _EPSILON) - 1.0
         return np.clip(np.where(self.mask, scaled, values), -1.0, 1.0)
 
     def unnormalised(self, values: Numbers) -> Numbers:
-        """[..., D] normalised → the data's units; numbers beyond -1 and 1 are not cut."""
+        """[..., D] normalised → the data's units; numbers beyond -1 and 1 are not clipped."""
         scaled = 0.5 * (values + 1.0) * (self.high - self.low + _EPSILON) + self.low
         return np.where(self.mask, scaled, values)
 
     def within_limits(self, values: Numbers) -> Numbers:
-        """[..., D] cut to the limits; NaN where they are not finite, since an infinite one would become a limit."""
+        """[..., D] clipped to the limits; NaN where they are not finite, since an infinite one would become a limit."""
         return np.where(np.isfinite(values), np.clip(values, *self.limits), np.nan)
 
 
@@ -207,13 +209,13 @@ class TrainingStatistics:
     """Statistics of the training data by which vectors are normalised."""
 
     actions: dict[str, VectorBounds]
-    """Bounds by data set."""
+    """The bounds of actions, by data set."""
     proprio: VectorBounds | None
-    """Bounds of the state, of the one data set where there is a state."""
+    """The bounds of the state, from the one data set; None without state."""
 
 
 def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistics:
-    """Those of the data sets whose actions have `policy.dims` numbers.
+    """Read the statistics of the data sets whose actions have `policy.dims` numbers.
 
     dataset_statistics.json overrides norm_stats of config.json. CheckpointError for entries that are missing or wrong.
     """
@@ -237,7 +239,7 @@ def read_statistics(directory: Path, settings: OFTSettings) -> TrainingStatistic
 
 
 def _entries(directory: Path) -> tuple[str, dict[str, Any]]:
-    """The file and its data sets."""
+    """The file with statistics, and its entries by data set."""
     name = "dataset_statistics.json"
     entries = read_json(directory / name, required=False)
     if not entries:
@@ -282,7 +284,7 @@ def _bounds(where: str, entry: Any, settings: OFTSettings, count: int) -> Vector
 def _limits(
     where: str, entry: Mapping[str, Any], low: Numbers, high: Numbers, mask: NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers]:
-    """The bounds, wider by all that the data has where a dimension is left as it is."""
+    """The limits of each dimension: its bounds, or the range of the data where it is left as it is."""
     if "min" not in entry or "max" not in entry:
         return low, high
     least, most = (_numbers(where, entry, key, len(low)) for key in _KEYS["min_max"])

@@ -32,7 +32,7 @@ _WIDEST = 8  # bytes of a number as stored, at most
 _SPARE = 1 << 20  # bytes of a file besides its numbers
 STOP_ID = 2
 UNREAD = 2
-"""Rows after those that are read: the last number's own, and the stop token."""
+"""Rows after those whose outputs are read: that of the last number, and that of the stop token."""
 
 
 class ActionHead:
@@ -68,13 +68,13 @@ class ProprioProjector:
 
 
 def head_numbers(dims: int, width: int) -> int:
-    """Numbers of an action head."""
+    """The number of weights of an action head."""
     wide = dims * width
     return 2 * wide + (wide + 1) * width + BLOCKS * (width + 3) * width + 2 * width + (width + 1) * dims
 
 
 def proprio_numbers(size: int, width: int) -> int:
-    """Numbers of a projector of states."""
+    """The number of weights of a projector of states."""
     return (size + 1) * width + (width + 1) * width
 
 
@@ -128,7 +128,7 @@ class OFTNetwork:
 
     @property
     def slots(self) -> int:
-        """Robots of a pass at most; RuntimeError before they are reserved."""
+        """The most robots of a pass; RuntimeError before slots are reserved."""
         if self._kv is None:
             raise RuntimeError("no KV slots are reserved: reserve them before the first pass")
         return self._kv.slots

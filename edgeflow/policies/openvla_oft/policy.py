@@ -92,7 +92,7 @@ class OpenVLAOFTPolicy:
         return PolicyInputs(cameras=cameras, state=state)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - the same for all data sets
-        """One pass."""
+        """A single pass."""
         return StageProgram.tokens(1)
 
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""A checkpoint of π0 or π0.5 but for its weights.
+"""A checkpoint of π0 or π0.5 without its weights.
 
 Published source: LeRobot's configuration_pi0.py and configuration_pi05.py. Torch-free.
 """
@@ -69,8 +69,9 @@ class PiConfig:
     """PI0 or PI05."""
     flow: FlowConfig
     text: GemmaSizes
+    """The stack of prefixes."""
     expert: GemmaSizes
-    """Both: the stacks of prefix and steps."""
+    """The stack of steps."""
     vision: VisionSizes
 
     @property

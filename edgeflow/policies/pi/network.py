@@ -82,7 +82,7 @@ class PiNetwork(PrefixedNetwork):
 
     @property
     def rows(self) -> int:
-        """Rows of a candidate in a step."""
+        """The number of rows of a candidate in a step."""
         return self._config.flow.chunk + (not self._config.adaptive)
 
 
@@ -146,7 +146,7 @@ def sizes_of(config: PiConfig) -> FlowSizes:
 
 
 def image_rows(config: PiConfig) -> int:
-    """Rows of an image."""
+    """The number of rows of an image."""
     return (config.flow.side // config.vision.patch) ** 2
 
 
@@ -163,12 +163,12 @@ class StateTexts:
         return self._texts.ids(prompt_text(task, bins(state)))
 
     def most_rows(self, task: str) -> int:
-        """Tokens of a task with a state all of whose numbers take the most of them."""
+        """The most tokens of a task with any state: every number of it takes as many as any can."""
         return len(self._texts.ids(prompt_text(task, self._longest)))
 
 
 def bins(state: NDArray[np.float32]) -> tuple[int, ...]:
-    """Numbers from -1 to 1 in 256 bins, 0 to 255; anything below is -1, anything above the last."""
+    """Numbers from -1 to 1 in 256 bins, 0 to 255; a number below that range is -1, one above it the last bin."""
     return tuple((np.digitize(state, EDGES) - 1).tolist())
 
 

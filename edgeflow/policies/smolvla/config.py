@@ -1,4 +1,4 @@
-"""A SmolVLA checkpoint but for its weights: its config.json, and that of its vision-language model.
+"""A SmolVLA checkpoint without its weights: its config.json, and that of its vision-language model.
 
 Published source: LeRobot's configuration_smolvla.py and smolvlm_with_expert.py. Torch-free.
 """
@@ -58,32 +58,36 @@ class SmolVLAConfig:
 
     flow: FlowConfig
     width: int
+    """The width of the vision-language model's stack."""
     inner: int
-    """Both: of the vision-language model's stack."""
+    """The width of that stack's MLPs."""
     expert_width: int
+    """The width of the expert's stack."""
     expert_inner: int
-    """Both: of the expert's. layers: of both."""
+    """The width of that stack's MLPs."""
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     cross: tuple[bool, ...]
-    """For each layer, whether the expert only reads the prefix."""
+    """For each layer, True where the expert only reads the prefix."""
     scale: int
-    """Patches of a side that the connector joins. vision_*: of the tower."""
+    """Patches per side that the connector joins."""
     vision_width: int
+    """The width of the vision tower."""
     vision_inner: int
     vision_layers: int
     vision_heads: int
     patch: int
+    """Pixels per side of a patch."""
     grid: int
-    """Its patches of a side."""
+    """Patches per side of an image."""
     model: str
     """The name or folder of the vision-language model."""
 
     @property
     def image_rows(self) -> int:
-        """Rows of an image in a prefix."""
+        """The number of rows of an image in a prefix."""
         return (self.flow.side // self.patch // self.scale) ** 2
 
 
@@ -139,7 +143,7 @@ def _read_vlm(directory: Path, model: str) -> Fields:
 
 
 def _cross(values: Fields, available: int) -> tuple[bool, ...]:
-    """For each layer of the vision-language model that is used, whether it is one of cross attention."""
+    """For each layer of the vision-language model that is used, True for cross attention."""
     layers = int(values.number("num_vlm_layers", 16))
     layers = layers if layers > 0 else available
     if layers > min(available, MOST_LAYERS):

@@ -131,7 +131,7 @@ def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
 
 
 def _weights(layers: int, shapes: Shapes) -> WeightNumbers:
-    """Without the head of the language model and without its layers after the first so many, which are not used."""
+    """The weights that are used: without the head of the language model and the layers after those of the expert."""
     used = {name: shape for name, shape in shapes.items() if _layer_of(name) < layers}
     return WeightNumbers.of(used, decoder=DECODER, floats=FLOATS, unused=("vlm.lm_head",))
 

@@ -69,7 +69,7 @@ def start_message(
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         seed=-1 if body.seed is None else body.seed,
-        logprobs=body.logprobs_wanted,
+        logprobs=body.logprob_count,
         schema=schema,
         payload=b"".join(image.tobytes() for image in prompt.images),
     )

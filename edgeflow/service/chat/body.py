@@ -23,7 +23,7 @@ from edgeflow.service.chat.messages import (
     Tool,
     text_or_list,
 )
-from edgeflow.service.chat.schemas import NO_SCHEMA, Wanted, call_schema, format_schema
+from edgeflow.service.chat.schemas import NO_SCHEMA, AnswerSchema, call_schema, format_schema
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
@@ -99,7 +99,7 @@ class _Sampling(ClientObject):
         return "max_tokens", self.max_tokens
 
     @property
-    def schema_wanted(self) -> Wanted:
+    def answer_schema(self) -> AnswerSchema:
         """The JSON schema that the answer must follow."""
         return NO_SCHEMA
 
@@ -147,28 +147,28 @@ class ChatBody(_Sampling):
     verbosity: Annotated[Any, OnlyValues("medium")] = None
 
     @property
-    def offered(self) -> list[Tool]:
+    def offered_tools(self) -> list[Tool]:
         """Tools that the answer may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
-    def forced(self) -> dict[int, Tool]:
+    def forced_tools(self) -> dict[int, Tool]:
         """The tools of which the answer must call one, by index in the request; empty if no call is required."""
-        offered = dict(enumerate(self.offered))
+        offered = dict(enumerate(self.offered_tools))
         if isinstance(self.tool_choice, NamedTool):
             name = self.tool_choice.function.name
             return {index: tool for index, tool in offered.items() if tool.function.name == name}
         return offered if self.tool_choice == "required" else {}
 
     @property
-    def schema_wanted(self) -> Wanted:
-        return call_schema(self.forced) if self.forced else format_schema(self.response_format)
+    def answer_schema(self) -> AnswerSchema:
+        return call_schema(self.forced_tools) if self.forced_tools else format_schema(self.response_format)
 
     @model_validator(mode="after")
     def _tools_go_together(self) -> ChatBody:
-        if self.tool_choice not in (None, "auto", "none") and not self.forced:
+        if self.tool_choice not in (None, "auto", "none") and not self.forced_tools:
             raise _wrong("must name one of tools", "tool_choice")
-        if self.offered and self.response_format is not None and self.response_format.type != "text":
+        if self.offered_tools and self.response_format is not None and self.response_format.type != "text":
             raise _wrong("cannot be combined with tools", "response_format")
         return self
 
@@ -179,7 +179,7 @@ class ChatBody(_Sampling):
         return super().length
 
     @property
-    def logprobs_wanted(self) -> int:
+    def logprob_count(self) -> int:
         """The number of alternatives per token; -1 = no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else -1
 
@@ -225,7 +225,7 @@ class CompletionBody(_Sampling):
         return {f"prompt.{index}": each for index, each in enumerate(several)}
 
     @property
-    def logprobs_wanted(self) -> int:
+    def logprob_count(self) -> int:
         """The number of alternatives per token; -1 = no log probabilities."""
         return -1 if self.logprobs is None else self.logprobs
 

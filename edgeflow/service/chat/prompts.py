@@ -94,7 +94,7 @@ class ChatText:
             raise InvalidArgument("this slot's prefix is plain text: use /v1/completions", field="slot")
         before = [message.model_dump() for message in slot.messages] if slot else []
         messages, images = self._plain(body.messages)
-        ids = self._render([*before, *messages], body.offered, f"{BEGIN}\n" if body.forced else "")
+        ids = self._render([*before, *messages], body.offered_tools, f"{BEGIN}\n" if body.forced_tools else "")
         return PreparedPrompt(ids, "messages", images)
 
     def text_prompts(self, body: CompletionBody, slot: ChatSlot | None) -> list[PreparedPrompt]:

@@ -24,7 +24,7 @@ from edgeflow.service.chat.formats import ChatFormat, TextFormat
 from edgeflow.service.chat.intake import Intake
 from edgeflow.service.chat.prompts import ChatText
 from edgeflow.service.chat.queue import ChatQueue, QueueTurn
-from edgeflow.service.chat.schemas import Wanted
+from edgeflow.service.chat.schemas import AnswerSchema
 from edgeflow.service.chat.tool_calls import CallReader
 from edgeflow.service.http.answers import CALLER, REQUEST_ID, error_body, unless_gone
 from edgeflow.service.security.auth import Caller
@@ -115,7 +115,7 @@ class _ValidatedRequest:
     messages: tuple[ChatStart, ...]
     """One for each prompt."""
     body: ChatBody | CompletionBody
-    wanted: Wanted
+    schema: AnswerSchema
     """The schema of its answers."""
     shape: ChatFormat | TextFormat
     """The format of its answers."""
@@ -176,18 +176,18 @@ class ChatFront:
             prompts = [await asyncio.to_thread(text.chat_prompt, body, slot)]
         else:
             prompts = await asyncio.to_thread(text.text_prompts, body, slot)
-        wanted, limits = body.schema_wanted, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
-        messages = tuple(start_message(body, prompt, wanted.text, ready, limits) for prompt in prompts)
+        schema, limits = body.answer_schema, (self._config.chat.max_tokens, self._config.chat.max_tokens_limit)
+        messages = tuple(start_message(body, prompt, schema.text, ready, limits) for prompt in prompts)
         format_of = ChatFormat if isinstance(body, ChatBody) else TextFormat
         shape = format_of(request_id, int(time.time()), ready.model, text.tokenizer)
-        return _ValidatedRequest(caller, messages, body, wanted, shape)
+        return _ValidatedRequest(caller, messages, body, schema, shape)
 
     async def pieces(self, asked: _ValidatedRequest, index: int, turn: QueueTurn) -> AsyncGenerator[Piece, None]:
         """The pieces of one choice."""
         body, reader = asked.body, None
-        if isinstance(body, ChatBody) and body.offered:
-            names = [tool.function.name for tool in body.offered]
-            reader = CallReader(names, inside=bool(body.forced), one=not body.parallel_tool_calls)
+        if isinstance(body, ChatBody) and body.offered_tools:
+            names = [tool.function.name for tool in body.offered_tools]
+            reader = CallReader(names, inside=bool(body.forced_tools), one=not body.parallel_tool_calls)
         prompt, number = divmod(index, body.n)
         message = asked.messages[prompt]
         if message.seed >= 0:
@@ -200,7 +200,7 @@ class ChatFront:
                 async for piece in pieces:
                     yield piece
             except RequestError as error:
-                raise asked.wanted.named(error) from None
+                raise asked.schema.named(error) from None
 
 
 def _long_limits(ready: ChatReady) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _REFERENCE = re.compile(r"#(/(\$defs|definitions)/[^/]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class AnswerSchema:
     """The schema that an answer must follow, if any."""
 
     text: str = ""
@@ -45,22 +45,22 @@ class Wanted:
         return type(error)(why, field=field, reason=error.reason, retry_after_ms=wait_ms)
 
 
-NO_SCHEMA = Wanted()
+NO_SCHEMA = AnswerSchema()
 
 
-def format_schema(wanted: ResponseFormat | None) -> Wanted:
+def format_schema(wanted: ResponseFormat | None) -> AnswerSchema:
     """The schema of an answer without a call."""
     if isinstance(wanted, SchemaFormat):
         field = "response_format.json_schema.schema"
         schema = wanted.json_schema.schema_
         _check(schema, field)
-        return Wanted(_text(_served(_without_id(schema), lambda reference: reference), field), (field,))
+        return AnswerSchema(_text(_served(_without_id(schema), lambda reference: reference), field), (field,))
     if wanted is not None and wanted.type == "json_object":
-        return Wanted('{"type":"object"}', ("response_format",))
+        return AnswerSchema('{"type":"object"}', ("response_format",))
     return NO_SCHEMA
 
 
-def call_schema(tools: Mapping[int, Tool]) -> Wanted:
+def call_schema(tools: Mapping[int, Tool]) -> AnswerSchema:
     """The schema of a call of one of these tools: {"name": …, "arguments": {…}}. tools: by their place in the request.
 
     Arguments are an object, whatever else the tool's schema says of them.
@@ -78,7 +78,9 @@ def call_schema(tools: Mapping[int, Tool]) -> Wanted:
         properties = {"name": {"const": tool.function.name}, "arguments": {"type": "object", "$ref": own}}
         required = list(properties)
         calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
-    return Wanted(_text({"$defs": definitions, "anyOf": calls}, fields[0] if len(fields) == 1 else "tools"), fields)
+    return AnswerSchema(
+        _text({"$defs": definitions, "anyOf": calls}, fields[0] if len(fields) == 1 else "tools"), fields
+    )
 
 
 def _text(schema: Schema, field: str) -> str:

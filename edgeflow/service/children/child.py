@@ -203,7 +203,7 @@ class ServingChild:
         try:
             if isinstance(message, AccessPolicy):
                 entries = ENTRIES.validate_json(sealed(descriptors))
-                self._authenticator.replace(entries if message.asks else None)
+                self._authenticator.replace(entries if message.required else None)
                 self._credentials_changed()
             else:
                 self._handle(message, descriptors)

@@ -34,7 +34,7 @@ class ServiceState:
 class AccessPolicy:
     """Control → child, at its start and after each change: the tokens in force. Sealed: their entries as JSON."""
 
-    asks: bool
+    required: bool
     """False where no token is required."""
 
 

@@ -185,7 +185,7 @@ class SessionAnswers:
             return Withheld("INTERNAL", Reason.POLICY_OUTPUT_INVALID, text, invalid=True, fault=fault)
         self.invalid.count_valid()
         self.sent.answered(track.frame.seq)
-        if not self.sent.carries_on(message.report.continues):
+        if not self.sent.may_follow(message.report.continues):
             text = "withdrawn: it continues a chunk that the robot no longer executes"
             return Withheld("ABORTED", self.sent.halt_reason, text)
         return track.pending_answer(message, whole=self._whole)

@@ -304,7 +304,7 @@ class SentChunks:
             and playing.seq > self.halted_at
         )
 
-    def carries_on(self, continues: int) -> bool:
+    def may_follow(self, continues: int) -> bool:
         """True if an answer that continues this frame's chunk may be sent; 0 = a fresh chunk, which always may.
 
         After a `halt` the robot rests. Unless a chunk of this frame or an earlier one was sent since, the

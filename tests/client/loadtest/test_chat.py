@@ -128,12 +128,12 @@ def test_addresses(text: str, address: str):
 
 
 @pytest.mark.parametrize("text", ["", "ftp://h", "h:port", "http://h/v1", "h:99999"])
-def test_what_is_no_address_is_told(text: str):
+def test_an_invalid_address_is_an_error(text: str):
     with pytest.raises(InvalidArgument):
         HttpService.of(text, Credentials())
 
 
-def test_where_nothing_answers_it_is_told_before_the_run():
+def test_an_address_without_a_service_is_reported_before_the_run():
     with pytest.raises(StartError, match=r"chat\.address: http://127.0.0.1:1: .*refused"):
         check_chat(ChatLoad("http://127.0.0.1:1"), Credentials())
 
@@ -143,7 +143,7 @@ def test_a_ratio_without_chat_is_a_wrong_option():
     assert str(told.exception) == "limits.max_jitter_ratio: needs chat: --set chat.clients=N"
 
 
-async def test_a_service_without_a_chat_model_is_told(checkpoint: Path):
+async def test_a_service_without_a_chat_model_is_reported(checkpoint: Path):
     async with serving(checkpoint) as served:
         with pytest.raises(StartError, match="serves no chat model"):
             await asyncio.to_thread(check_chat, ChatLoad(served.http), Credentials())

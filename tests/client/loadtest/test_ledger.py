@@ -96,7 +96,7 @@ def test_an_action_with_another_stamp_answers_nothing():
     assert [each.kind for each in ledger.happenings] == ["contradicted"]
 
 
-def test_a_lost_stream_and_no_stream_are_told_apart():
+def test_a_lost_stream_and_no_stream_are_distinguished():
     ledger = Ledger(0)
     ledger.offer(0, 0)
     ledger.lose()

@@ -186,7 +186,7 @@ def test_synthetic_frames_differ_and_repeat_with_their_seed():
         assert simplejpeg.decode_jpeg(data).shape == (24, 32, 3)
 
 
-def test_several_cameras_have_pictures_of_their_own_and_the_first_those_of_one_alone():
+def test_several_cameras_have_their_own_pictures_and_the_first_those_of_a_single_one():
     two = (CAMERA, CameraSpec("wrist", 16, 8, ImageFormat.JPEG))
     frames = frames_for(two, None, 4, seed=3)
     assert [first for first, _ in frames] == [alone for (alone,) in frames_for((CAMERA,), None, 4, seed=3)]

@@ -29,7 +29,7 @@ def said(playing: ChunkPlayer, stamp_ms: int) -> pb.Frame:
     return frame
 
 
-def test_nothing_is_said_before_the_first_answer():
+def test_nothing_is_reported_before_the_first_answer():
     assert said(ChunkPlayer(), 100) == pb.Frame(stamp_ns=100 * MS)
 
 
@@ -41,7 +41,7 @@ def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
     assert (frame.arrived.seq, frame.arrived.age_ns) == (3, 80 * MS)
 
 
-def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
+def test_a_chunk_is_executed_until_its_validity_ends_or_a_hold():
     playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
     assert said(playing, 1329).playing.seq == 1
@@ -52,7 +52,7 @@ def test_a_chunk_is_played_until_its_validity_ends_or_a_hold_comes():
     assert said(playing, 1410).arrived.seq == 2
 
 
-def test_a_late_chunk_is_played_only_where_nothing_else_is_valid():
+def test_a_late_chunk_is_executed_only_if_nothing_else_is_valid():
     playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
     assert playing.heard(chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
@@ -83,7 +83,7 @@ def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
     assert said(playing, 1380).playing.seq == 4
 
 
-def test_single_actions_are_not_played():
+def test_single_actions_are_not_reported_as_chunks():
     playing = ChunkPlayer()
     single = pb.Action(command=pb.COMMAND_ACT, seq=1, stamp_ns=1000 * MS, horizon=1, valid_for_ms=250)
     assert playing.heard(single, 1040 * MS) == Seamed()

@@ -164,7 +164,7 @@ async def test_a_refusal_of_what_robots_send_names_the_options(checkpoint):
             await run.measure(stop)
 
 
-async def test_mode_and_depth_are_asked_for_and_the_forecast_is_kept(checkpoint):
+async def test_mode_and_depth_are_requested_and_the_forecast_is_kept(checkpoint):
     async with serving(checkpoint, **QUICK) as served:
         session = replace(PLAN.session, mode=Mode.DEPTH, depth=2)
         found = await results(plan_for(served, pattern=Fixed(20.0), session=session))

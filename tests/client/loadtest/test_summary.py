@@ -90,7 +90,7 @@ def test_the_limit_that_an_action_carries_comes_before_its_validity():
     assert summarise(measured([ledger]), [ledger]).misses == 1
 
 
-def test_passes_overtaken_frames_and_unsettled_tokens_are_reported():
+def test_passes_overtaken_frames_and_unverified_tokens_are_reported():
     ledger = Ledger(0)
     for index, passes in enumerate((1, 2, 2, 7)):
         acted(ledger, 100 * index, 40, passes=passes, unsettled=3 * (passes == 1))
@@ -211,7 +211,7 @@ def test_limits_are_read_as_times_or_numbers():
             read_limits(settings)
 
 
-def test_what_was_not_measured_meets_nothing():
+def test_missing_values_meet_no_threshold():
     assert not results_of(measured([Ledger(0)]), {"max-age-p99": 1e9}).met
 
 

@@ -348,7 +348,7 @@ def start(model: ChatModel, request: int, schema: str) -> ChatStart:
 def test_the_loop_goes_on_while_a_schema_is_compiled(model: ChatModel, grammars: Grammars):
     said: list[Message] = []
     config = ChatConfig.model_validate({"alias": "small", "capacity": CAPACITY})
-    plane = build_chat(config, model, "f", lambda *_: None).plane(config, ManualClock(), said.append)
+    plane = build_chat(config, model, "f", lambda *_: None).loop(config, ManualClock(), said.append)
     slow = plane._grammars = SlowGrammars(grammars)
     inbox = Inbox()
     plane.wake = inbox.wake

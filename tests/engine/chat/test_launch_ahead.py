@@ -205,7 +205,7 @@ class LaunchAheadBench:
         limits = SchedulerLimits(7, 1, 1000, 0)
         control = PolicyEngine(policy, limits.slots, 80)
         lead(control, self.clock)
-        self.plane = built.plane(config, self.clock, self.said.append)
+        self.plane = built.loop(config, self.clock, self.said.append)
         self.worker = Worker(control, Scheduler(limits), self.clock, self.said.append, chat=self.plane)
 
     def tell(self, *messages: Message) -> None:

@@ -170,8 +170,8 @@ def test_a_slot_keeps_its_size_whatever_the_length(model: Path):
     assert [size.length for size in sizes.values()] == [64, 131_072]
     plain = SlotSize.of(chat(model, capacity=1024), text, None)
     assert plain == SlotSize(positions=512, memory_bytes=0, length=512)
-    assert plain.told(None) is None
-    told = sizes[64].told(gate)
+    assert plain.long_slots(None) is None
+    told = sizes[64].long_slots(gate)
     assert told == LongSlots(sink=4, window=6, segment=10, memory_bytes=4 * state) and told.threshold == 20
 
 

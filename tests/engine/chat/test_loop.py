@@ -64,7 +64,7 @@ class ChatBench:
         pacer = Pacer(times, self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         config = ChatConfig(capacity=CAPACITY, prefill_chunk=16)
         engine = PolicyEngine(policy, limits.slots, 80)
-        plane = chat.plane(config, self.clock, self.said.append)
+        plane = chat.loop(config, self.clock, self.said.append)
         self.worker = Worker(engine, Scheduler(limits), self.clock, self.said.append, pacer=pacer, chat=plane)
 
     def tell(self, *messages: Message) -> None:

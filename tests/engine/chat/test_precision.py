@@ -106,7 +106,7 @@ def test_weights_that_are_named_serve(chat_directory):
     exact, eight = (
         choose_weights(chat(weights=name), chat_directory, torch.float32, CPU) for name in ("float", "int8")
     )
-    assert (exact.told, eight.told) == ("float weights", "int8 weights")
+    assert (exact.line, eight.line) == ("float weights", "int8 weights")
     models = [load_chat_model(chat_directory, torch.float32, CPU, table=each.table) for each in (exact, eight)]
     errors = [row_error(each, each.decoder.kv_slots(1, 32), each.text_prompt(TEXTS[0])) for each in models]
     assert errors[0] < 1e-5 < 1e-3 < errors[1] < 0.05
@@ -134,7 +134,7 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, mon
 
     monkeypatch.setattr(chat_numbers, "median_us", times)
     chosen = choose_weights(chat(weights="auto"), chat_directory, torch.float32, CPU)
-    assert chosen.told == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
+    assert chosen.line == f"{weights} weights (auto: a row meets int8 ones {gain} times as fast)"
     assert shapes == [2]
     fewer = built_in_table().converting("int8") if weights == "int8" else built_in_table()
     model, other = (load_chat_model(chat_directory, torch.float32, CPU, table=each) for each in (chosen.table, fewer))
@@ -190,7 +190,7 @@ def tied(tmp_path_factory) -> Path:
 
 def test_a_tied_head_in_8_bits_is_the_embedding(tied):
     chosen = choose_weights(chat(head="int8"), tied, torch.float32, CPU)
-    assert chosen.told == "float weights, head in int8"
+    assert chosen.line == "float weights, head in int8"
     exact, eight = (load_chat_model(tied, torch.float32, CPU, table=chosen.table, head=name).decoder for name in HEADS)
     ids = torch.arange(exact.config.vocab_size)
     rows, found = exact.embed(ids), eight.embed(ids)

@@ -79,7 +79,7 @@ async def test_an_answer_is_the_model_s_own(text_model: Loaded):
         assert said(events) == (expected, ["length"])
 
 
-async def test_a_request_id_that_is_none_is_replaced(text_model: Loaded):
+async def test_an_invalid_request_id_is_replaced(text_model: Loaded):
     async with chatting(text_model) as (http, _):
         answer = await http.post(CHAT, json={**ASKED, "max_tokens": 1}, headers={"x-request-id": "a b\t<c>"})
         assert len(answer.headers["x-request-id"]) == 32
@@ -94,7 +94,7 @@ async def test_a_text_goes_on(text_model: Loaded):
         assert said(await streamed(http, TEXT, body)) == (expected, ["length"])
 
 
-async def test_usage_of_a_stream_comes_when_asked_for(text_model: Loaded):
+async def test_usage_of_a_stream_is_sent_on_request(text_model: Loaded):
     async with chatting(text_model) as (http, _):
         plain = await streamed(http, CHAT, ASKED)
         assert all("usage" not in event for event in plain)
@@ -102,7 +102,7 @@ async def test_usage_of_a_stream_comes_when_asked_for(text_model: Loaded):
         assert events[-1]["choices"] == [] and events[-1]["usage"]["completion_tokens"] == 12
 
 
-async def test_a_stop_string_that_spans_tokens_ends_the_answer_and_is_not_told(text_model: Loaded):
+async def test_a_stop_string_that_spans_tokens_ends_the_answer_and_is_not_sent(text_model: Loaded):
     body = {"prompt": "what is red?", "max_tokens": 40, "temperature": 1, "seed": 11}
     async with chatting(text_model) as (http, _):
         whole = (await http.post(TEXT, json=body)).json()["choices"][0]["text"]

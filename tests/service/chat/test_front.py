@@ -127,7 +127,7 @@ async def alone(
         assert await running == 0
 
 
-async def test_it_answers_those_whom_the_gateway_names(text_model: Loaded, tmp_path: Path):
+async def test_it_answers_the_callers_that_the_gateway_names(text_model: Loaded, tmp_path: Path):
     async with alone(text_model, tmp_path) as (http, made):
         answer = await http.post(CHAT, json=ASKED, headers={"x-request-id": "abc.1"})
         assert (answer.status_code, answer.headers["x-request-id"]) == (200, "abc.1")
@@ -154,7 +154,7 @@ async def test_it_asks_for_another_socket_when_the_worker_s_end_is_lost(
         assert (await http.post(CHAT, json=ASKED)).status_code == 200
 
 
-async def test_a_revoked_token_ends_the_answers_that_it_asked_for(text_model: Loaded, tmp_path: Path):
+async def test_a_revoked_token_ends_its_answers(text_model: Loaded, tmp_path: Path):
     async with alone(text_model, tmp_path) as (http, made):
         made.silent = True
         asking = asyncio.create_task(http.post(CHAT, json=ASKED))

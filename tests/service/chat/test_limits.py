@@ -80,7 +80,7 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_is_beyond_a_limit_is_rejected_by_name(text_model: Loaded):
+async def test_values_beyond_a_limit_are_rejected_by_name(text_model: Loaded):
     async with chatting(text_model) as (http, served):
         for changes, field in REJECTED:
             content = json.dumps({**ASKED, **changes})
@@ -186,7 +186,7 @@ def test_bodies_that_cannot_be_read(body: bytes):
 @pytest.mark.parametrize(
     "text", ["a\\n", '"', '\\"', "\\", "a\\\\", "[" * 5000, "\\\\" * 300 + '"[', ",", "x" * 5000 + '\\"[[' * 40]
 )
-def test_what_stands_in_strings_is_not_structure(text: str):
+def test_strings_are_not_structure(text: str):
     """A text that ends in a backslash must not turn what follows inside out."""
     turns = [{**TURN, "content": text}, {**TURN, "content": "{[" * 4000}]
     body = parse(ChatBody, JSON, json.dumps({"messages": turns}).encode())
@@ -194,7 +194,7 @@ def test_what_stands_in_strings_is_not_structure(text: str):
 
 
 @pytest.mark.parametrize(("depth", "good"), [(31, True), (32, False)])
-def test_depth_is_counted_behind_long_texts(depth: int, good: bool):
+def test_depth_is_counted_after_long_texts(depth: int, good: bool):
     value: Any = 1
     for _ in range(depth):
         value = [value]
@@ -266,7 +266,7 @@ def test_pictures_are_judged_by_their_headers(url: str, reason: str):
 
 
 @pytest.mark.parametrize("url", [jpeg_url(), jpeg_url(progressive=True), picture()[0]])
-def test_good_pictures_pass_and_so_do_those_with_something_behind(url: str):
+def test_valid_images_pass_and_so_do_those_with_trailing_data(url: str):
     limits = LimitsConfig()
     assert read_image(url, "url", limits).shape[2] == 3
     head, _, data = url.partition(",")

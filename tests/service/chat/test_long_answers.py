@@ -187,7 +187,7 @@ async def test_the_longest_prompt_is_answered_and_a_longer_one_rejected_with_the
 
 
 @pytest.mark.parametrize("steps", [0, 5, 20], ids=["at once", "in the prompt", "in the answer"])
-async def test_a_cancelled_prompt_leaves_nothing_behind(long: Long, steps: int):
+async def test_a_cancelled_prompt_leaves_no_state(long: Long, steps: int):
     gate = Gate()
     async with long.service(gate) as (http, served):
         gate.close()
@@ -226,7 +226,7 @@ async def test_a_memory_that_is_not_finite_fails_its_request_and_no_other(long: 
         assert served.metric("edgeflow_chat_refused_total", reason="MEMORY_NOT_FINITE") == 1
 
 
-async def test_a_grammar_holds_behind_a_long_prompt(long: Long):
+async def test_a_grammar_holds_after_a_long_prompt(long: Long):
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     kind = {
         "type": "json_schema",

@@ -144,7 +144,7 @@ async def test_a_model_by_its_name(text_model: Loaded):
             assert answer.status_code == 404 and len(answer.text) < 500, path
 
 
-async def test_several_prompts_are_answered_as_each_alone(text_model: Loaded):
+async def test_several_prompts_are_answered_like_each_by_itself(text_model: Loaded):
     tokens = text_model.chat.tokenizer.encode("red is", special=True)
     asked = {"model": "small", "max_tokens": 6, "temperature": 1.0, "seed": 5, "n": 2}
     async with chatting(text_model) as (_, served), official(served) as client:

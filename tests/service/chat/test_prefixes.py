@@ -92,7 +92,7 @@ async def test_a_changed_prefix_outlives_its_worker(text_model: Loaded):
         ("arm", {"prefix": "x"}, 400, "prefix"),
     ],
 )
-async def test_what_cannot_be_a_prefix_is_rejected_and_nothing_changes(
+async def test_an_invalid_prefix_is_rejected_and_nothing_changes(
     text_model: Loaded, slot: str, body: dict[str, Any], status: int, param: str | None
 ):
     async with chatting(text_model, chat__slots=SLOTS) as (http, _):
@@ -149,7 +149,7 @@ async def test_the_command_lists_sets_and_clears(text_model: Loaded, tmp_path: P
         assert "give either --file or --text" in (await run("set", "arm"))[1]
 
 
-async def test_a_revoked_token_cuts_the_answer_under_way_and_the_one_that_waits(text_model: Loaded, tmp_path: Path):
+async def test_a_revoked_token_ends_the_running_and_the_waiting_answer(text_model: Loaded, tmp_path: Path):
     file = write_tokens(tmp_path / "t.json", (USER, "user", "chat"), (BOSS, "boss", "admin"))
     async with held(text_model, tokens_file=file, chat__queue_ms=60_000) as (http, served):
         http.headers["authorization"] = f"Bearer {USER}"

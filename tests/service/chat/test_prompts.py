@@ -63,7 +63,7 @@ def test_a_token_that_the_model_does_not_embed_is_a_request_at_fault(text: ChatT
     assert padded.tokenizer.decode(padded.count(said)).count(last) == 1, "in a chat it is text"
 
 
-def test_what_is_not_unicode_is_rejected(text: ChatText):
+def test_invalid_unicode_is_rejected(text: ChatText):
     for count in (1, 8 * CAPACITY):
         with pytest.raises(InvalidArgument, match="unpaired surrogate"):
             text.encode("\ud800" * count)

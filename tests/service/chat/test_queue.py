@@ -47,7 +47,7 @@ async def running(
         await asyncio.gather(asking, return_exceptions=True)
 
 
-async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_model: Loaded):
+async def test_a_full_queue_answers_with_retry_after(text_model: Loaded):
     async with held(text_model, chat__queue=2, chat__queue_ms=20_000) as (http, served):
         async with running(http, served, max_tokens=2) as first:
             second = asyncio.create_task(http.post(CHAT, json={**ASKED, "max_tokens": 3}))
@@ -65,7 +65,7 @@ async def test_whoever_comes_to_a_full_queue_is_told_when_to_come_again(text_mod
         assert served.metric("edgeflow_chat_refused_total", reason="QUEUE_FULL") == 1
 
 
-async def test_whoever_waits_too_long_is_told_to_come_again(text_model: Loaded):
+async def test_a_request_that_waits_too_long_gets_retry_after(text_model: Loaded):
     async with held(text_model, chat__queue_ms=50) as (http, served), running(http, served):
         rejected = await http.post(CHAT, json={**ASKED, "stream": True})
         assert (rejected.status_code, rejected.headers["retry-after"]) == (429, "1")
@@ -135,7 +135,7 @@ async def test_a_stream_that_was_begun_tells_of_a_dead_worker_in_its_last_event(
         served.script.gate.release()
 
 
-async def test_the_answer_under_way_is_finished_when_the_service_stops(text_model: Loaded):
+async def test_the_running_answer_is_finished_when_the_service_stops(text_model: Loaded):
     async with (
         held(text_model, chat__queue_ms=20_000) as (http, served),
         running(http, served, max_tokens=3, stream=True) as first,
@@ -151,7 +151,7 @@ async def test_the_answer_under_way_is_finished_when_the_service_stops(text_mode
         await stopping
 
 
-async def test_an_answer_that_cannot_be_finished_in_time_is_told(text_model: Loaded):
+async def test_an_answer_that_cannot_be_finished_in_time_is_an_error(text_model: Loaded):
     async with held(text_model, timing__drain_ms=200) as (http, served), running(http, served) as asking:
         stopping = asyncio.create_task(served.service.stop())
         answer = await asking

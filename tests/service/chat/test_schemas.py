@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgeflow.service.chat.messages import SchemaFormat, Tool
-from edgeflow.service.chat.schemas import FORMATS, Wanted, call_schema, format_schema
+from edgeflow.service.chat.schemas import FORMATS, AnswerSchema, call_schema, format_schema
 from edgeflow_client.errors import InvalidArgument
 
 SELF = {"$ref": "#"}
@@ -121,5 +121,5 @@ def test_a_schema_s_own_address_is_dropped():
     ],
 )
 def test_errors_of_the_worker_name_the_request_s_field(fields: tuple[str, ...], told: str, named: str):
-    error = Wanted("{}", fields).named(InvalidArgument("is odd", field=told, reason="SCHEMA"))
+    error = AnswerSchema("{}", fields).named(InvalidArgument("is odd", field=told, reason="SCHEMA"))
     assert (error.text, error.field, error.reason) == (f"{named}: is odd", named, "SCHEMA")

@@ -133,7 +133,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Connection, "connection_made", narrowed)
 
 
-async def test_there_is_room_once_the_reader_took_something():
+async def test_there_is_room_after_the_reader_took_something():
     outgoing, full = EventQueue(most=10), asyncio.Event()
 
     async def produce() -> None:

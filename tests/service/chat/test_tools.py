@@ -232,7 +232,7 @@ def test_definitions_of_tools_keep_apart():
             }
         ).encode(),
     )
-    schema = json.loads(call_schema(body.forced).text)
+    schema = json.loads(call_schema(body.forced_tools).text)
     assert set(schema["$defs"]) == {"t0.$defs.P", "t0", "t1.$defs.P", "t1"}
     assert schema["$defs"]["t1"]["properties"] == {"p": {"$ref": "#/$defs/t1.$defs.P"}, "q": {"$ref": "#/$defs/t1"}}
 
@@ -269,7 +269,7 @@ def test_calls_are_found_in_any_pieces(text: str, plain: str | None, names: list
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_what_follows_the_first_call_is_dropped_where_one_is_asked_for(size: int):
+def test_text_after_the_first_call_is_dropped_if_one_is_requested(size: int):
     text = f"I go. <tool_call>{CALL}</tool_call> and <tool_call>{CALL}</tool_call>!"
     reader = CallReader(["move"], inside=False, one=True)
     found = [reader.push(text[at : at + size]) for at in range(0, len(text), size)]

@@ -143,7 +143,7 @@ class ThreadWorker:
         engine = PolicyEngine(loaded.policy, limits.slots, 80)
         memory_gate = read_long(settings.chat, loaded.path, CPU, torch.float32)
         built = build_chat(settings.chat, loaded.chat, "c" * 64, lambda *_: None, gate=memory_gate)
-        self.plane = built.plane(settings.chat, clock, self._link.send)
+        self.plane = built.loop(settings.chat, clock, self._link.send)
         launch = self.plane.launch
         self.plane.launch = lambda most, turn_ns: launch(most, turn_ns) if gate.passes() else None
         worker = Worker(engine, Scheduler(limits), clock, self._channel.send, chat=self.plane)

@@ -147,7 +147,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-async def test_a_child_that_ends_is_replaced_and_told_what_it_must_know():
+async def test_a_child_that_ends_is_replaced_and_gets_state_and_tokens():
     async with keeping() as kept:
         first = kept.processes.newest
         assert first.heard() == STATE

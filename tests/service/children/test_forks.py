@@ -67,7 +67,7 @@ def nothing_is_left() -> Iterator[None]:
     assert descriptors() == before
 
 
-async def test_children_come_from_one_server_and_their_ends_are_told():
+async def test_children_come_from_one_server_that_reports_their_ends():
     async with forking() as made:
         first, second = await asyncio.gather(made.child(), made.child())
         server = made.server
@@ -102,7 +102,7 @@ async def test_a_child_says_what_it_has_to_say():
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
-async def test_a_lost_server_is_replaced_and_its_children_are_gone(stopped: bool):
+async def test_a_lost_server_is_replaced_and_its_children_die(stopped: bool):
     async with forking() as made:
         child, server = await made.child(), made.server
         os.kill(server, signal.SIGSTOP if stopped else signal.SIGKILL)

@@ -36,7 +36,7 @@ def left(place: Path, name: str, *, listening: bool = False) -> tuple[Path, sock
     return folder, sock
 
 
-def test_what_a_killed_service_left_is_removed_and_nothing_else(place: Path):
+def test_only_folders_of_killed_services_are_removed(place: Path):
     dead, sock = left(place, "dead")
     sock.close()
     empty = place / "edgeflow-demo-x"  # of `edgeflow demo`, whose service is not ready yet

@@ -87,7 +87,7 @@ def ticks(processes: ChildProcesses, count: int) -> None:
         processes.tick()
 
 
-def test_what_a_child_cannot_be_sent_is_sent_later_once_per_second(made: tuple[ChildProcesses, ListeningChild]):
+def test_failed_sends_to_a_child_are_retried_once_per_second(made: tuple[ChildProcesses, ListeningChild]):
     processes, chat = made
     keep(processes, chat, "arm", b"data")
     ours, theirs = socket.socketpair()

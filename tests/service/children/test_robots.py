@@ -101,7 +101,7 @@ async def test_a_session_from_its_opening_to_its_end(checkpoint):
         assert len(played.supervisor.taken) == 5
 
 
-async def test_what_the_process_did_not_check_ends_it(checkpoint):
+async def test_an_unchecked_observation_ends_the_process(checkpoint):
     async with serving(checkpoint) as served:
         played = RobotsProcess(served)
         await played.open()

@@ -112,7 +112,7 @@ async def test_an_observation_becomes_an_action(checkpoint):
         (changed(mode=Mode.SPECULATIVE, max_passes=-1), (PIXELS,)),
     ],
 )
-async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
+async def test_a_message_that_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
     async with single_actions(checkpoint) as (made, told, _):
         with pytest.raises(WorkerError):
             ask(made, told, message, *parts)
@@ -127,7 +127,7 @@ async def test_what_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tu
         PolicyInputs(cameras=(), state=()),
     ],
 )
-async def test_a_gateway_that_knows_the_policy_before_is_rejected_and_goes_on(checkpoint, inputs: PolicyInputs):
+async def test_an_observation_matched_with_an_earlier_policy_is_rejected(checkpoint, inputs: PolicyInputs):
     async with single_actions(checkpoint) as (made, told, served):
         plane = served.service.plane
         plane.worker = replace(plane.worker, inputs=inputs)
@@ -146,7 +146,7 @@ async def test_an_observation_is_matched_once_in_control(checkpoint, monkeypatch
         assert isinstance(told.messages[0], ActDone) and len(calls) == 1
 
 
-async def test_a_gateway_has_so_much_credit_and_more_is_rejected(checkpoint):
+async def test_observations_beyond_the_gateway_s_credit_are_rejected(checkpoint):
     script = Script(hold=True)
     async with single_actions(checkpoint, script=script) as (made, told, _):
         for number in range(ACTS_AT_ONCE):

@@ -50,7 +50,7 @@ def acts(one: BlockingRobot) -> None:
     assert action.command == pb.COMMAND_ACT
 
 
-def test_a_gateway_that_is_killed_or_stopped_is_replaced_and_robots_go_on(checkpoint, tmp_path: Path):
+def test_a_killed_or_stopped_gateway_is_replaced_while_robots_continue(checkpoint, tmp_path: Path):
     with front(checkpoint, tmp_path) as served, robot(served.address) as one:
         one.open()
         acts(one)

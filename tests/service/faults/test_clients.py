@@ -64,7 +64,7 @@ async def live_and_leave(served: RunningService, number: int) -> None:
             robot.call.cancel()
 
 
-async def test_a_hundred_sessions_leave_nothing_behind(checkpoint):
+async def test_a_hundred_sessions_leave_no_state(checkpoint):
     async with serving(checkpoint, limits__streams=64) as served:
         for number in range(12):
             await live_and_leave(served, number)
@@ -139,7 +139,7 @@ async def rejected(served: RunningService) -> grpc.StatusCode:
     return code
 
 
-async def test_a_storm_of_opens_leaves_admitted_robots_alone(checkpoint):
+async def test_a_storm_of_opens_does_not_disturb_admitted_robots(checkpoint):
     kept = {"timing__silent_free_ms": 30_000}  # also when the admitted have acted and the storm still blows
     async with serving(checkpoint, Script(), max_sessions=2, limits__streams=1024, **kept) as served:
         admitted = [served.robot(), served.robot()]

@@ -78,7 +78,7 @@ async def frames(runner: SessionRunner, first: int, count: int, leak: list[bytea
 
 
 @pytest.mark.parametrize("leaks", [False, True])
-async def test_frames_leave_no_memory_behind(leaks: bool):
+async def test_frames_leave_no_memory(leaks: bool):
     """The second case is the control: 64 bytes a frame are seen."""
     log = EventLog(MonotonicClock(), io.StringIO())
     with ThreadPoolExecutor(1) as pool:
@@ -112,7 +112,7 @@ async def test_frames_leave_no_memory_behind(leaks: bool):
     assert (growth > GROWTH_BYTES) is leaks, f"{growth} bytes"
 
 
-def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest.MonkeyPatch):
+def test_settings_that_are_not_permitted_become_warnings(monkeypatch: pytest.MonkeyPatch):
     def reject(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -127,7 +127,7 @@ def test_what_is_not_permitted_is_told_and_nothing_is_raised(monkeypatch: pytest
     assert lock_memory() == ["realtime.lock_memory: not permitted"]
 
 
-def test_a_cpu_that_is_not_there_is_told():
+def test_a_missing_cpu_is_reported():
     (told,) = set_scheduling("front", 0, [100_000], 0)
     assert told.startswith("realtime.front_cpus [100000]: ") and "not permitted" not in told
 
@@ -148,7 +148,7 @@ async def test_a_rejection_is_in_the_log_and_in_the_status(checkpoint):
         assert [event["text"] for event in served.events("warning")] == [warning]
 
 
-async def test_what_is_there_when_a_worker_is_ready_is_frozen_again_after_a_restart(checkpoint, monkeypatch):
+async def test_live_objects_are_frozen_again_after_a_restart(checkpoint, monkeypatch):
     monkeypatch.undo()  # of `no_collecting`
     gc.unfreeze()
     with warnings.catch_warnings():

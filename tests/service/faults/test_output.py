@@ -102,7 +102,7 @@ def test_lost_lines_are_counted_and_reported_once_writing_works_again():
     os.close(writer)
 
 
-def test_a_blocked_writer_is_left_behind_at_the_end():
+def test_a_blocked_writer_does_not_delay_the_end():
     with blocked_pipe() as writer:
         lines = LineWriter(writer)
         lines.write("a line")
@@ -137,7 +137,7 @@ sys.exit("the last word")
 """
 
 
-def test_what_is_written_to_standard_error_arrives_there():
+def test_lines_for_standard_error_arrive_there():
     done = subprocess.run([sys.executable, "-c", FAILS], cwd=ROOT, stderr=subprocess.PIPE, text=True, timeout=HANG_S)
     *lines, last = done.stderr.splitlines()
     told = [line.get("text", line["event"]) for line in map(json.loads, lines)]

@@ -61,7 +61,7 @@ def closed_sessions(tmp_path: Path) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == "session_closed"]
 
 
-def test_each_process_that_is_killed_takes_its_own_robots_alone(checkpoint, tmp_path: Path):
+def test_each_killed_process_takes_only_its_own_robots(checkpoint, tmp_path: Path):
     with front(checkpoint, tmp_path, chat__enabled=True) as served, robot(served.address) as one:
         one.open()
         acts(one)

@@ -65,7 +65,7 @@ class InstantSession:
         return [event.reason for event in self.events if isinstance(event, StatusEvent)]
 
 
-def test_of_ten_thousand_invalid_outputs_none_is_sent():
+def test_no_invalid_output_of_ten_thousand_is_sent():
     loop, chance = InstantSession(), random.Random(5)
     good = [0.25, -0.5, 1.0]
     for _ in range(10_000):
@@ -89,7 +89,7 @@ def test_three_in_a_row_stop_the_robot_until_it_rearms():
     assert loop.commands()[-1] == (Command.ACT, "") and loop.session.epoch == 2
 
 
-def test_a_good_output_in_between_is_no_fault():
+def test_a_valid_output_resets_the_count_of_invalid_ones():
     loop = InstantSession()
     for _ in range(20):
         for values in ([math.nan, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.5]):
@@ -107,7 +107,7 @@ def test_a_lost_worker_or_a_silence_does_not_weaken_a_fault():
     assert not any(isinstance(event, ActionEvent) for event in loop.session.take(0))
 
 
-async def test_a_fault_is_told_and_the_same_stream_acts_after_a_reset(checkpoint):
+async def test_a_fault_is_reported_and_the_same_stream_acts_after_a_reset(checkpoint):
     script = Script(values=lambda frame: [math.nan, 0.0, 0.0])
     async with serving(checkpoint, script) as served:
         robot = served.robot()
@@ -197,7 +197,7 @@ async def rejected(robot: WireRobot, seq: int, reason: str) -> None:
     await robot.hold(reason)
 
 
-async def test_the_place_of_a_silent_robot_is_anothers_to_take(checkpoint):
+async def test_the_capacity_of_a_silent_robot_goes_to_another(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
         robot, other = await parked_robot(served), served.robot()
         await other.open(control_period_ms=5000)
@@ -230,7 +230,7 @@ async def test_a_robot_that_comes_back_to_a_full_device_holds_until_it_fits(chec
         await robot.action(2)
 
 
-async def test_a_robot_that_leaves_while_it_asks_for_its_place_takes_none_along(checkpoint):
+async def test_a_robot_that_leaves_during_readmission_frees_its_capacity(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
         for closed in (1, 3):
             robot = await parked_robot(served, closed)
@@ -240,7 +240,7 @@ async def test_a_robot_that_leaves_while_it_asks_for_its_place_takes_none_along(
         await served.robot().open()
 
 
-async def test_sessions_without_a_place_are_bounded(checkpoint):
+async def test_sessions_without_capacity_are_bounded(checkpoint):
     async with serving(checkpoint, max_sessions=1, **PARKED_SOON) as served:
         first, second = [await parked_robot(served, closed) for closed in (1, 2)]
         third = await parked_robot(served, 4)  # and the first one's end
@@ -253,7 +253,7 @@ async def test_sessions_without_a_place_are_bounded(checkpoint):
             await robot.rest()
 
 
-def test_rejected_messages_and_broken_pictures_keep_no_place():
+def test_rejected_messages_and_broken_images_use_no_capacity():
     session = Session(1, REQUEST, SCHEMA, replace(RULES, rejected_frames=1000), 0)
     for seq in range(1, 30):
         now_ns = seq * 50 * MS
@@ -267,7 +267,7 @@ def test_rejected_messages_and_broken_pictures_keep_no_place():
     assert [e.reason for e in session.take(now_ns) if isinstance(e, ActionEvent)] == ["INGRESS_SILENT"]
 
 
-async def test_a_ring_is_kept_while_frames_are_under_way(checkpoint):
+async def test_a_ring_is_kept_while_frames_are_in_flight(checkpoint):
     times = {"timing__silent_hold_ms": 20, "timing__silent_free_ms": 40}
     async with serving(checkpoint, Script(hold=True), **times) as served:
         robot = served.robot()

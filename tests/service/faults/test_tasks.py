@@ -39,7 +39,7 @@ async def is_cancelled() -> None:
     ("work", "error", "where"),
     [(returns, "", ""), (raises, "OSError", "raises"), (is_cancelled, "CancelledError", "is_cancelled")],
 )
-async def test_an_end_that_nobody_asked_for_is_reported(work, error: str, where: str):
+async def test_an_unexpected_end_is_reported(work, error: str, where: str):
     stream, ended = io.StringIO(), asyncio.get_running_loop().create_future()
     VitalTask("ticker", work(), EventLog(ManualClock(), stream), ended.set_result)
     assert await ended == "the task ticker ended"

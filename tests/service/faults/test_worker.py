@@ -46,7 +46,9 @@ SECOND = 1000 * MS
         ("stop", "is stopped by a signal"),
     ],
 )
-async def test_a_hung_worker_is_noticed_asked_and_replaced(checkpoint, monkeypatch, instruction: str, told: str):
+async def test_a_hung_worker_is_detected_and_replaced_with_its_stacks_logged(
+    checkpoint, monkeypatch, instruction: str, told: str
+):
     monkeypatch.setattr(supervisor, "PING_S", 0.05)
     monkeypatch.setattr(supervisor, "CHECK_S", 0.02)
     launcher = ProcessLauncher(config())
@@ -148,7 +150,7 @@ async def supervised(
     return made, listener
 
 
-async def test_a_whole_chunk_of_a_prompt_is_no_silence():
+async def test_a_long_prompt_does_not_count_as_silence():
     life = WorkerLife(Script().launch, MonotonicClock(), config(chat__prefill_chunk=1024), SupervisorListener())
     ready = ChatReady(
         model="chat",
@@ -257,7 +259,7 @@ def started(tmp_path: Path, monkeypatch, start: str = ""):
 
 
 @pytest.mark.parametrize("phase", ["loading", "idle", "in a pass"])
-async def test_a_worker_whose_front_has_gone_leaves(tmp_path: Path, monkeypatch, phase: str):
+async def test_a_worker_without_a_front_exits(tmp_path: Path, monkeypatch, phase: str):
     process, channel = started(tmp_path, monkeypatch, "hang" if phase == "loading" else "")
     if phase != "loading":
         assert isinstance(channel.receive(), WorkerReady)

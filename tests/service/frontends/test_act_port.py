@@ -61,7 +61,7 @@ async def test_each_dialect_gets_its_form(checkpoint, stub: Path):
         assert (await http.get("/healthz")).text == "OK\n"
 
 
-async def test_what_gets_no_action_is_an_object_that_no_client_executes(checkpoint, stub: Path):
+async def test_an_answer_without_an_action_is_an_object_that_no_client_executes(checkpoint, stub: Path):
     right = {"image": array_json(IMAGE), "instruction": "go"}
     bad: list[tuple[Any, int, str]] = [
         ({**right, "instruction": NAN}, 503, ""),

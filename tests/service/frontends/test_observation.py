@@ -136,7 +136,7 @@ ARRAYS = st.builds(
 
 
 @given(st.dictionaries(NAMES, ARRAYS, max_size=6), st.dictionaries(NAMES, ARRAYS, max_size=6), st.text(max_size=5))
-def test_whatever_comes_is_rejected_or_passes_control_s_checks(
+def test_any_body_is_rejected_or_passes_control_s_checks(
     images: dict[str, Any], state: dict[str, Any], instruction: str
 ):
     """Control ends a process that sends it anything unchecked."""

@@ -109,7 +109,7 @@ async def test_roboarena_has_endpoints_and_sessions(checkpoint, stub: Path):
         await rejected_with(robot, observation(endpoint=np.zeros(2)), Reason.BODY_FIELD, "endpoint")
 
 
-async def test_vllm_s_path_speaks_msgpack_alone(checkpoint, stub: Path):
+async def test_vllm_s_path_speaks_only_msgpack(checkpoint, stub: Path):
     async with service(checkpoint, stub) as served:
         async with openpi_robot(robots_address(served), VLLM_PATH) as robot:
             reply = await robot.ask(observation(endpoint="infer", seed=3), ArrayCoding.VLLM)
@@ -208,7 +208,7 @@ BAD: list[tuple[Any, Reason, str]] = [
 ]
 
 
-async def test_bad_messages_get_one_line_and_the_connection_goes_on(checkpoint, stub: Path):
+async def test_bad_messages_get_one_line_and_the_connection_stays_open(checkpoint, stub: Path):
     async with service(checkpoint, stub) as served, openpi_robot(robots_address(served)) as robot:
         for value, reason, field in BAD:
             await rejected_with(robot, value, reason, field)

@@ -52,7 +52,7 @@ def partial(served: RunningService) -> int:
     return max((each._bounds.partial_bytes for each in connections), default=0)
 
 
-async def test_messages_beyond_the_limit_end_their_connection_alone(checkpoint, stub: Path):
+async def test_messages_beyond_the_limit_end_only_their_connection(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), **SMALL) as served:
         address = robots_address(served)
         async with openpi_robot(address) as other:
@@ -154,7 +154,7 @@ async def test_pings_are_bounded(checkpoint, stub: Path):
             assert np.array_equal(await other.act(grey=2), expected(2))
 
 
-async def test_pongs_that_nobody_asked_for_are_bounded(checkpoint, stub: Path):
+async def test_unrequested_pongs_are_bounded(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub)) as served, openpi_robot(robots_address(served)) as robot:
         robot.socket.transport.write(frame(b"", PONG) * 1100)
         await eventually(lambda: rejections(served, "websocket_pings") == 1)
@@ -162,7 +162,7 @@ async def test_pongs_that_nobody_asked_for_are_bounded(checkpoint, stub: Path):
             await robot.read()
 
 
-async def test_a_client_that_is_gone_without_a_word_is_ended(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_client_that_vanishes_is_disconnected(checkpoint, stub: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(server, "PING_S", 0.1)
     async with serving(checkpoint, stub_script(stub)) as served:
         address = robots_address(served)

@@ -147,7 +147,7 @@ async def test_heads_and_paths(checkpoint, stub: Path):
         assert (status, error["field"]) == (404, "path") and "/v1/realtime/robot/openpi" in error["message"]
 
 
-async def test_a_place_of_an_address_is_given_back_with_its_websocket(checkpoint, stub: Path):
+async def test_a_websocket_that_ends_no_longer_counts_for_its_address(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), limits__http_connections_per_address=2) as served:
         address = robots_address(served)
         front = served.children.newest["robots"]

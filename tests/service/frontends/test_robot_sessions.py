@@ -49,7 +49,7 @@ async def timing(robot: OpenpiRobot, **changes: Any) -> dict[str, Any]:
     return reply["server_timing"]
 
 
-async def test_silence_is_normal_and_what_ends_in_it_goes_on_in_a_new_epoch(checkpoint, stub: Path):
+async def test_silence_is_normal_and_a_session_that_ends_in_it_continues_in_a_new_epoch(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), **QUICK) as served, openpi_robot(robots_address(served)) as robot:
         first = await timing(robot)
         plane = served.service.plane
@@ -83,7 +83,7 @@ async def test_a_new_prompt_or_other_inputs_begin_a_new_epoch(checkpoint, stub: 
         assert (await timing(robot, **changes[-1]))["epoch"] == 5
 
 
-async def test_each_connection_is_a_session_with_its_own_place(checkpoint, stub: Path):
+async def test_each_connection_is_a_session_with_its_own_capacity(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), max_sessions=2) as served:
         address = robots_address(served)
         async with openpi_robot(address) as one:
@@ -102,7 +102,7 @@ async def test_each_connection_is_a_session_with_its_own_place(checkpoint, stub:
         assert holds(served) == {}
 
 
-async def test_a_silent_robot_s_place_is_free_for_others(checkpoint, stub: Path):
+async def test_a_silent_robot_frees_its_capacity(checkpoint, stub: Path):
     async with serving(checkpoint, stub_script(stub), max_sessions=1, timing__silent_free_ms=100) as served:
         address = robots_address(served)
         async with openpi_robot(address) as silent, openpi_robot(address) as other:

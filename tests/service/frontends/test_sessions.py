@@ -132,7 +132,7 @@ async def test_answers_to_others_are_nobody_s():
     assert (await asked).action.seq == 1
 
 
-async def test_what_is_late_fails_and_answers_nothing_else(monkeypatch: pytest.MonkeyPatch):
+async def test_a_late_answer_fails_and_answers_no_other_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "SLACK_S", -0.05)
     played = AnsweredConnection(timing__act_timeout_ms=100)
     asked = played.ask()
@@ -323,7 +323,7 @@ def test_each_frame_is_answered_by_its_action_or_by_what_the_robot_has_to_do(eve
     assert told == expected
 
 
-async def test_a_rejection_is_repeated_for_the_same_cameras_alone():
+async def test_a_rejection_is_repeated_only_for_the_same_cameras():
     played = AnsweredConnection()
     for _ in range(sessions.CHANGES):
         asked = played.ask()

@@ -112,7 +112,7 @@ async def test_head_and_body_pass_on_and_names_of_the_gateway_s_own_do_not(check
     assert not any(b"secret" in line or b"boss" in line for line in head)
 
 
-async def test_a_chat_front_that_is_away_or_dies_is_told(checkpoint, tmp_path: Path):
+async def test_a_missing_or_dead_chat_front_is_reported(checkpoint, tmp_path: Path):
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await read_head(reader)
         if b"/tokenize" in head[0]:

@@ -34,7 +34,7 @@ ABSENT = "/absent/folder"
         ({"device": "cuda"}, "device: cuda is not available here"),
     ],
 )
-def test_what_is_not_there_is_named_at_once(
+def test_missing_files_are_named_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, object], message: str
 ):
     monkeypatch.setattr(preflight, "DEV", tmp_path)
@@ -80,7 +80,7 @@ def test_the_folder_of_a_training_says_where_its_checkpoint_is(tmp_path: Path, b
         check_configured(ServiceConfig.model_validate({"model": str(tmp_path)}))
 
 
-def test_a_config_of_a_type_alone_is_incomplete(tmp_path: Path):
+def test_a_config_with_only_a_type_is_incomplete(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"type": "act"}')
     with pytest.raises(StartError, match="lacks input_features: the file is incomplete, or of another kind of model"):
         check_configured(ServiceConfig.model_validate({"model": str(tmp_path)}))

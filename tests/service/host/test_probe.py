@@ -52,13 +52,13 @@ async def test_it_needs_neither_token_nor_certificate(checkpoint, tmp_path):
         assert await ask(served) == "ready"
 
 
-def test_a_port_that_anyone_took_cannot_be_asked():
+def test_port_zero_cannot_be_probed():
     with pytest.raises(ConfigError, match=r"health\.port"):
         probe(load_config(None, {"health.port": 0, "frontends.port": 0}), TIMEOUT_S)
 
 
 @pytest.mark.parametrize("answer", [b"", b"SSH-2.0-other\r\n", b"HTTP/1.1 200 OK\r\n\r\n[]"])
-async def test_another_service_on_the_port_is_told(answer):
+async def test_another_service_on_the_port_is_reported(answer):
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -70,7 +70,7 @@ async def test_another_service_on_the_port_is_told(answer):
             await asyncio.to_thread(probe, load_config(None, {"health.port": port}), TIMEOUT_S)
 
 
-def test_a_service_on_every_address_is_asked_on_loopback(monkeypatch: pytest.MonkeyPatch):
+def test_a_service_on_every_address_is_probed_on_loopback(monkeypatch: pytest.MonkeyPatch):
     asked: list[str] = []
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:

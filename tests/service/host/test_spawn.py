@@ -86,7 +86,7 @@ class SpareItem:
         self.closed = True
 
 
-async def test_what_is_held_is_made_again_after_its_use_or_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch):
+async def test_a_spare_is_made_again_after_its_use_or_as_soon_as_possible(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(spare, "RETRY_S", 0.001)
     stream, made = io.StringIO(), asyncio.Event()
     tries: list[int] = []

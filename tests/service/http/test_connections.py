@@ -107,7 +107,7 @@ CHUNKED = b"transfer-encoding: chunked"
         (CRLF.join([b"GET /secret<b> HTTP/1.1", b"bad header", b"", b""]), 400),
     ],
 )
-async def test_what_is_not_quite_http_is_rejected_in_one_form(checkpoint, sent: bytes, status: int):
+async def test_invalid_http_is_rejected_in_one_form(checkpoint, sent: bytes, status: int):
     async with serving(checkpoint) as served, connected(served.http) as (reader, writer):
         writer.write(sent)
         head, _, body = (await rest(reader)).partition(b"\r\n\r\n")

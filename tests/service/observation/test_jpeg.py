@@ -45,7 +45,7 @@ def rejection(data: bytes) -> str:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_what_cameras_send_passes_and_decodes(mode: str, progressive: bool):
+def test_images_of_real_cameras_pass_and_decode(mode: str, progressive: bool):
     data = saved(mode, progressive=progressive, restart_marker_blocks=2)
     header = read_jpeg(data, "image")
     assert (header.width, header.height, header.components) == (WIDTH, HEIGHT, len(mode))
@@ -138,7 +138,7 @@ REJECTED = {
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_what_is_rejected_before_decoding(name: str):
+def test_images_rejected_before_decoding(name: str):
     data, reason = REJECTED[name]
     assert rejection(data) == reason
 

@@ -195,7 +195,7 @@ def test_other_state_is_rejected_with_both_sides(sent: StateSpec, reason: str, t
 @pytest.mark.parametrize(
     "sent", [vector("state", 2), vector("state", 2, "shoulder elbow"), vector("state", 2, "", "rad rad")]
 )
-def test_what_one_side_does_not_state_is_not_compared(sent: StateSpec):
+def test_unstated_elements_and_units_are_not_compared(sent: StateSpec):
     assert matched(request(state=(sent,)), STATE, NOTHING).policy_numbers == (0, 1)
 
 

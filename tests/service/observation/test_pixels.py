@@ -71,7 +71,7 @@ def test_a_checksum_is_of_all_images_also_of_those_that_are_not_decoded():
     assert caught.value.reason == "CRC_MISMATCH"
 
 
-def test_a_broken_image_names_its_place_among_the_robot_s():
+def test_a_broken_image_is_named_by_its_index():
     small = CameraSpec("top", 16, 16, ImageFormat.JPEG)
     opened = OpenRequest(
         cameras=(WRIST, small),

@@ -116,7 +116,7 @@ async def test_a_connection_that_is_kept_has_a_limit_for_every_request(checkpoin
         assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_client_that_leaves_in_its_body_is_no_incident(checkpoint):
+async def test_a_client_that_leaves_during_its_body_is_not_an_incident(checkpoint):
     async with serving(checkpoint) as served:
         async with connected(served.http) as (_, writer):
             writer.write(HEAD + b"content-length: 1000\r\n\r\n" + b"x" * 10)
@@ -178,7 +178,7 @@ async def test_chunks_are_bounded(checkpoint):
         assert b'"field":"image"' in (await rest(reader)).replace(b" ", b""), "read, and found wanting"
 
 
-async def test_garbage_is_answered_and_leaves_no_line_of_its_own(checkpoint, capfd: pytest.CaptureFixture[str]):
+async def test_garbage_is_answered_and_not_logged(checkpoint, capfd: pytest.CaptureFixture[str]):
     async with serving(checkpoint) as served:
         for garbage in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"PRI * HTTP/2.0\r\n\r\n", b"\0" * 5000):
             async with connected(served.http) as (reader, writer):

@@ -280,7 +280,7 @@ def test_a_new_token_is_kept_as_a_hash_for_its_owner_only(tmp_path: Path):
         ([{"principal": "a", "sha256": "0" * 64, "roles": ["chat"], "token": "x"}], "0.token"),
     ],
 )
-def test_a_wrong_file_is_told_in_one_line_without_its_contents(tmp_path: Path, content: object, message: str):
+def test_a_wrong_file_is_reported_in_one_line_without_its_contents(tmp_path: Path, content: object, message: str):
     file = tmp_path / "tokens.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     file.chmod(0o600)

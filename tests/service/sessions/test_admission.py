@@ -81,7 +81,7 @@ def fill(admission: Admission, asked: OpenRequest, most: int = 9) -> list[Sessio
     return plans
 
 
-def test_modes_are_told_with_rate_and_age():
+def test_modes_are_announced_with_rate_and_age():
     modes = make().modes()
     assert list(modes) == ["serial", "depth 2", "depth 3", "depth 4", "pipelined", "speculative"]
     assert modes["speculative"].assumed

@@ -135,7 +135,7 @@ def test_each_tolerance_has_its_own_measurement():
     assert not near.assumed and near.age_ns < exact.age_ns
 
 
-def test_what_was_measured_outlives_a_worker():
+def test_measured_times_outlive_a_worker():
     admission = measured()
     admission.worker_ready(replace(ready(), bins=True))
     assert not admission.modes()["speculative"].assumed

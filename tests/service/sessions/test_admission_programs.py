@@ -45,7 +45,7 @@ def test_the_key_decides_how_many_passes_an_answer_has():
 
 
 @pytest.mark.parametrize("key", PROGRAMS)
-def test_a_robot_is_told_the_tokens_of_its_own_answers(key: str):
+def test_a_robot_gets_the_tokens_of_its_own_answers(key: str):
     plan = serving(PROGRAMS).plan(keyed(drafting(), key), ())
     opened = opened_message(1, SCHEMA, plan, model="m", valid_for_ms=1, rtc=False).opened
     assert opened.action_tokens == opened.max_passes == PROGRAMS[key].passes
@@ -90,9 +90,7 @@ def test_narrow_sessions_leave_room_for_more():
 
 
 @pytest.mark.parametrize(("program", "frame_ms"), [(ONE_PASS, 60), (DENOISING, 60 + 10 * 10)])
-def test_what_is_no_answer_in_tokens_is_served_serially_where_drafts_are_asked_for(
-    program: StageProgram, frame_ms: float
-):
+def test_policies_without_tokens_are_served_serially_if_drafts_are_requested(program: StageProgram, frame_ms: float):
     admission = serving({"": program})
     plan = admission.plan(drafting(), ())
     assert (plan.pace, served_mode(plan.mode, plan.pace, plan.stages)) == (Pace(1), Mode.SERIAL)

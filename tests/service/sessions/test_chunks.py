@@ -67,7 +67,7 @@ def test_a_robot_without_chunks_gets_the_row_that_is_due_with_its_own_limit(now_
     assert (session.robot_schema.horizon, session.schema.horizon) == (1, HORIZON)
 
 
-def test_a_robot_that_plays_chunks_gets_all_rows():
+def test_a_robot_that_executes_chunks_gets_all_rows():
     session = session_of(chunks=True)
     answered(session)
     action = action_of(session, 70)

@@ -68,7 +68,7 @@ class SlowSession:
         return self.session.take(self.now_ns)
 
 
-def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold():
+def test_a_resting_robot_may_get_the_answers_sent_since_the_last_hold():
     robot = SlowSession()
     assert robot.frame().unplayed_from == 1
     robot.answered(robot.frame())
@@ -78,13 +78,13 @@ def test_a_robot_that_plays_nothing_may_get_the_answers_sent_since_the_last_hold
     assert SlowSession(chunks=False).frame().unplayed_from == 0
 
 
-def test_a_robot_that_waits_for_each_answer_has_none_on_its_way():
+def test_a_robot_that_waits_for_each_answer_has_none_in_flight():
     robot = SlowSession()
     robot.session.request = replace(robot.session.request, front="openpi")
     assert [robot.frame().unplayed_from for _ in range(2)] == [0, 0]
 
 
-def test_before_the_first_answer_the_delay_is_the_one_foretold():
+def test_before_the_first_answer_the_delay_is_the_forecast():
     robot = SlowSession()
     robot.session.age_limit.forecast_ns = 80 * MS
     assert robot.frame().delay_ns == 80 * MS

@@ -41,7 +41,7 @@ def test_sessions_that_would_decode_more_than_the_threads_can_are_rejected():
     assert caught.value.reason == "DEVICE_FULL" and len(admission.others()) == 6
 
 
-def test_decoding_is_part_of_the_age_foretold():
+def test_decoding_is_part_of_the_forecast_age():
     admission = make(preprocess="device")
     small, large = (admission.plan(request(500, cameras=(camera,)), ()) for camera in (SMALL, LARGE))
     assert large.worst_age_ns - small.worst_age_ns > 20 * MS
@@ -57,7 +57,7 @@ def decoders(*sessions: tuple[CameraSpec, int]) -> Decoders:
     return made
 
 
-def test_who_takes_more_than_was_admitted_is_limited_only_where_there_is_not_enough():
+def test_sessions_above_their_admitted_time_are_limited_only_under_shortage():
     one, two = decoders((LARGE, 100), (SMALL, 50)), decoders((LARGE, 100), (SMALL, 50), (LARGE, 100))
     for _ in range(50):
         for number in (0, 2):
@@ -95,7 +95,7 @@ def test_admission_counts_what_open_sessions_were_measured_to_take():
         admission.plan(request(200, cameras=(LARGE,)), admission.others())
 
 
-def test_one_session_with_a_huge_load_keeps_nobody_out():
+def test_one_session_with_a_huge_load_does_not_block_others():
     made = decoders((LARGE, 20))
     load_ns = made.load_ns(0) or 0
     assert load_ns > SECOND_NS and made.admits(0, [load_ns])
@@ -105,7 +105,7 @@ def test_one_session_with_a_huge_load_keeps_nobody_out():
     assert made.allowance_ns(0) == pytest.approx(SECOND_NS * 56 // 100, rel=0.1)
 
 
-def test_one_measurement_counts_no_more_than_twice_what_was_known():
+def test_one_measurement_counts_at_most_twice_the_estimate():
     cost = DecodeCost()
     cost.observe([SMALL], SECOND_NS)
     assert cost.kilopixel_ns <= 6_000 * 10 // 9

@@ -32,7 +32,7 @@ def opened_with(script: Script) -> list[int]:
         ({}, 0, pb.MODE_SPECULATIVE),
     ],
 )
-async def test_the_worker_runs_the_depth_that_was_told(checkpoint, asked, depth: int, mode: int):
+async def test_the_worker_runs_the_announced_depth(checkpoint, asked, depth: int, mode: int):
     script = Script(pass_ns=PASSES)
     async with serving(checkpoint, script, max_action_age_ms=0, limits={"rate_hz": 200.0}) as served:
         opened = await served.robot().open(**asked)
@@ -58,7 +58,7 @@ async def test_the_start_tells_what_is_assumed_of_frames_that_draft(checkpoint):
         ({"mode": pb.MODE_SERIAL, "depth": 2}, CODE.INVALID_ARGUMENT, "open.depth: may only be set with mode depth"),
     ],
 )
-async def test_what_cannot_be_is_rejected(checkpoint, asked, code, said: str):
+async def test_invalid_values_are_rejected(checkpoint, asked, code, said: str):
     async with serving(checkpoint, Script(pass_ns=PASSES)) as served:
         robot = served.robot()
         await robot.send(_open(asked))

@@ -48,7 +48,7 @@ def test_delays_and_suspensions_never_reject_more_than_a_few_in_a_row(steps: lis
         assert row <= MOST_REJECTED
 
 
-def test_a_clock_that_jumps_is_told_and_then_believed():
+def test_a_clock_that_jumps_is_rejected_and_then_believed():
     jumped = [(stamp + 3 * SECOND, received) for stamp, received in steady(50, 1000)]
     assert verdicts(steady(20) + jumped) == [True] * 20 + [False] * MOST_REJECTED + [True] * (50 - MOST_REJECTED)
 

@@ -47,7 +47,7 @@ def test_frames_out_of_order(seq: int, stamp_ns: int, reason: str):
     order.admit(6, 100, now_ns=1_001)
 
 
-def test_the_robot_s_clock_may_be_anything_that_goes_on_with_ours():
+def test_the_robot_s_clock_may_have_any_offset():
     order = FrameOrder()
     for step in range(1, 50):
         order.admit(step, 10**18 + step * 100 * MS, now_ns=step * 100 * MS)
@@ -80,7 +80,7 @@ def test_rejections_are_forgotten_after_ten_seconds():
         ([0.0, 0.0], False),
     ],
 )
-def test_the_action_gate(values: list[float], good: bool):
+def test_the_action_limits(values: list[float], good: bool):
     assert within_limits(Chunk(tuple(values)), SCHEMA) is good
     whole = replace(SCHEMA, horizon=3, step_ms=20.0)
     if len(values) == len(FINE):
@@ -89,7 +89,7 @@ def test_the_action_gate(values: list[float], good: bool):
 
 
 @pytest.mark.parametrize("chunk", [Chunk(FINE * 2, 2, 20.0), Chunk(FINE * 3, 3, 10.0), Chunk(FINE * 3, 1), Chunk(FINE)])
-def test_a_chunk_of_another_shape_or_step_does_not_pass_the_gate(chunk: Chunk):
+def test_a_chunk_of_another_shape_or_step_fails_the_action_limits(chunk: Chunk):
     whole = replace(SCHEMA, horizon=3, step_ms=20.0)
     assert within_limits(Chunk(FINE * 3, 3, 20.0), whole) and not within_limits(chunk, whole)
 

@@ -225,7 +225,7 @@ def test_an_instruction_with_frames_above_the_rate_does_not_take_effect():
     assert {event.reason for event in rejected if event.disposition is Disposition.REJECTED} == {Reason.RATE_EXCEEDED}
 
 
-def test_a_session_that_never_sent_a_frame_keeps_its_place_for_a_second_whatever_it_declared():
+def test_a_session_without_a_frame_keeps_its_capacity_for_one_second():
     session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
     session.tick(SECOND_NS)
     assert session.active and not session.parked
@@ -234,7 +234,7 @@ def test_a_session_that_never_sent_a_frame_keeps_its_place_for_a_second_whatever
     assert session.parked and not session.active and list(session.commands) == [CloseSession(1)]
 
 
-def test_a_robot_of_a_long_period_that_sent_a_frame_keeps_its_place_for_five_periods():
+def test_a_robot_of_a_long_period_keeps_its_capacity_for_five_periods_after_a_frame():
     session = Session(1, replace(REQUEST, control_period_ns=10 * SECOND_NS), SCHEMA, RULES, 0)
     answer(session, submit(session, 1))
     session.take(1)
@@ -312,7 +312,7 @@ def test_an_action_s_age_counts_from_the_stamp_where_the_transport_was_slower_th
     assert acted(session, 4, 1000, 40)
 
 
-def test_the_limit_follows_frames_that_take_longer_than_foretold_but_no_single_stall():
+def test_the_limit_follows_frames_that_take_longer_than_forecast_but_no_single_stall():
     session = default_session()
     assert acted(session, 1, 0, 40)
     verdicts = [acted(session, seq, 1000 * seq, 1500 if seq == 9 else 40) for seq in range(2, 20)]

@@ -33,7 +33,7 @@ def opened_with(script: Script) -> OpenSession:
         ),
     ],
 )
-async def test_worker_robot_and_log_have_what_was_asked_for(checkpoint, asked, speculation: Speculation, pace: str):
+async def test_worker_robot_and_log_have_the_requested_settings(checkpoint, asked, speculation: Speculation, pace: str):
     script = Script()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
@@ -52,7 +52,7 @@ async def test_worker_robot_and_log_have_what_was_asked_for(checkpoint, asked, s
         assert (line["mode"], line["pace"]) == ("speculative", pace)
 
 
-async def test_passes_and_unsettled_tokens_are_counted(checkpoint):
+async def test_passes_and_unverified_tokens_are_counted(checkpoint):
     script = Script()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
@@ -131,7 +131,7 @@ async def test_where_frames_may_draft_the_worker_hears_how_old_they_may_get(chec
         ({"mode": pb.MODE_SPECULATIVE, "depth": 2}, "open.depth: may only be set with mode depth"),
     ],
 )
-async def test_what_cannot_be_is_rejected_with_the_range(checkpoint, asked, said: str):
+async def test_invalid_values_are_rejected_with_the_range(checkpoint, asked, said: str):
     async with serving(checkpoint) as served:
         robot = served.robot()
         await robot.send(pb.ClientMessage(open=open_message(**asked)))

@@ -60,7 +60,7 @@ async def test_a_message_that_the_socket_takes_leaves_at_once(ends: Ends):
     assert ends.writable == 0
 
 
-async def test_what_waits_leaves_in_order_and_then_more_may_be_sent(ends: Ends):
+async def test_waiting_messages_leave_in_order_and_then_more_may_be_sent(ends: Ends):
     images = [bytes([index]) * (MIB + index) for index in range(3)]
     ends.link.send(frame(1, *images))
     ends.link.send(frame(2, b"x"))
@@ -84,7 +84,7 @@ async def test_pixels_that_wait_are_neither_copied_nor_joined(ends: Ends):
         tracemalloc.stop()
 
 
-async def test_what_is_sent_is_the_memory_that_it_was_given(ends: Ends, monkeypatch):
+async def test_pixels_are_sent_from_the_memory_of_the_caller(ends: Ends, monkeypatch):
     """The counting double: addresses of all buffers that the socket is handed."""
     handed: dict[int, int] = {}
 
@@ -154,7 +154,7 @@ async def test_an_answer_in_pieces_is_read_whole(ends: Ends):
 
 
 @pytest.mark.parametrize("unread", [False, True])
-async def test_the_last_words_of_a_worker_are_heard_though_a_message_finds_it_gone(ends: Ends, unread: bool):
+async def test_the_last_messages_of_a_worker_are_read_after_a_failed_send(ends: Ends, unread: bool):
     words = WorkerFailed(kind="CheckpointError", text="x" * (50 << 10))
     if unread:
         ends.link.send(Ping(0))

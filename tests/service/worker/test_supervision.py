@@ -56,7 +56,7 @@ async def test_a_killed_worker_is_replaced_and_the_same_stream_acts_again(checkp
         assert len(served.script.workers) == 2
 
 
-async def test_what_the_worker_warns_of_is_in_the_log_and_in_the_status(checkpoint):
+async def test_warnings_of_the_worker_are_in_the_log_and_in_the_status(checkpoint):
     async with serving(checkpoint, Script(warnings=["no token ends an answer"])) as served:
         assert served.service.status.warnings == ("no token ends an answer",)
         assert [event["text"] for event in served.events("warning")] == ["no token ends an answer"]
@@ -126,7 +126,7 @@ async def test_a_worker_that_speaks_nonsense_is_replaced(checkpoint):
         assert served.metric("edgeflow_worker_restarts_total", cause="protocol") == 1
 
 
-async def test_when_no_worker_can_be_started_robots_are_told_to_stop(checkpoint, monkeypatch):
+async def test_robots_get_stop_when_no_worker_can_be_started(checkpoint, monkeypatch):
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.001)
     script = Script()
     async with serving(checkpoint, script) as served:
@@ -141,7 +141,7 @@ async def test_when_no_worker_can_be_started_robots_are_told_to_stop(checkpoint,
         assert served.service.health.state is HealthState.FAULT and not served.service.health.live
 
 
-async def test_a_rejected_session_is_told_why(checkpoint):
+async def test_a_rejected_session_gets_the_reason(checkpoint):
     script = Script(
         reject=SessionRejected(0, "INVALID_ARGUMENT", "unnorm_key: the model has a, b", "unnorm_key", "KEY")
     )

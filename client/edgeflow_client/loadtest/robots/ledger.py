@@ -69,7 +69,7 @@ class Happening:
 
     at_ns: int
     kind: str
-    """opened, refused, lost, hold, stop, notice or contradicted."""
+    """`opened`, `refused`, `lost`, `hold`, `stop`, `notice` or `contradicted`."""
     reason: str
     text: str = ""
 

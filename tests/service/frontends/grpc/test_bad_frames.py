@@ -84,7 +84,7 @@ async def test_a_message_is_as_large_as_the_limit_and_no_larger(checkpoint):
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_bombs_leave_no_memory_behind(checkpoint):
+async def test_bombs_leave_no_memory(checkpoint):
     rng = Random(0)
     async with serving(checkpoint) as served:
         await bombs(served, rng, 10)
@@ -93,7 +93,7 @@ async def test_bombs_leave_no_memory_behind(checkpoint):
         assert resident_bytes() - before < 8 << 20
 
 
-async def test_oversized_messages_leave_no_memory_behind(checkpoint):
+async def test_oversized_messages_leave_no_memory(checkpoint):
     """A small limit makes it quick; all of them kept would be far more than the growth that is allowed."""
     limit = 1 << 18
     async with serving(checkpoint, limits__message_bytes=limit) as served:

@@ -92,7 +92,7 @@ def test_a_camera_too_large_or_too_thin_is_rejected(width: int, height: int):
     assert (caught.value.reason, caught.value.field) == ("CAMERA_SIZE", "open.cameras[0]")
 
 
-def test_a_long_camera_is_none_too_thin():
+def test_a_long_camera_is_not_too_thin():
     camera = pb.Camera(name="c", width=8192, height=450, format=pb.IMAGE_FORMAT_JPEG)
     assert check_open(pb.Open(cameras=[camera], instruction="go", control_period_ms=100), "demo", LIMITS).cameras
 

@@ -38,7 +38,7 @@ def continuing():
     return wide_script(rtc=True, report=lambda frame: REPORT if frame.playing is not None else ChunkReport())
 
 
-async def test_what_the_robot_plays_reaches_the_worker_and_how_a_chunk_came_about_the_robot(checkpoint):
+async def test_the_chunk_in_execution_reaches_the_worker_and_reports_the_robot(checkpoint):
     script = continuing()
     async with serving(checkpoint, script) as served:
         robot = served.robot()

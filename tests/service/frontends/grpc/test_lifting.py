@@ -169,7 +169,7 @@ def test_odd_messages_are_lifted_as_protobuf_reads_them(name: str):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_what_no_encoder_writes_is_left_to_protobuf(name: str):
+def test_unusual_messages_are_left_to_protobuf(name: str):
     parsed = compare(pb.ClientMessage, LEFT[name])
     assert parsed is None or parsed.lifted is None
 

@@ -117,7 +117,7 @@ async def test_the_pixels_that_leave_are_those_that_were_decoded(checkpoint, mon
         assert all(one is other for one, other in zip(frame.payload, decoded, strict=True))
 
 
-async def test_a_client_that_plays_no_chunks_gets_the_row_that_is_due(checkpoint):
+async def test_a_client_without_chunks_gets_the_row_that_is_due(checkpoint):
     async with robot_of(checkpoint) as (robot, _):
         opened = await robot.open(**opening(max_action_age_ms=60_000))
         assert (opened.schema.horizon, opened.schema.step_ms) == (1, 0.0)
@@ -191,7 +191,7 @@ async def test_scalars_and_configured_names_are_mapped(checkpoint):
         assert frame.state == [0.5, 1.25] and frame.sizes == [16, 24, 8, 8, 8, 16]
 
 
-async def test_a_chunk_reported_as_played_that_was_never_sent_is_counted_and_does_no_harm(checkpoint):
+async def test_a_reported_chunk_that_was_never_sent_is_counted_and_ignored(checkpoint):
     async with robot_of(checkpoint) as (robot, served):
         await robot.open(**opening(chunks=True))
         reports = [None, (1, 3), (1, HORIZON), (7, 0), (2, 0)]

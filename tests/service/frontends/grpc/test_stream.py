@@ -59,7 +59,7 @@ async def test_the_newest_frame_wins_and_every_frame_is_accounted_for(checkpoint
         assert (30, pb.DISPOSITION_ACTED) in found
 
 
-async def test_half_closing_lets_what_is_under_way_come_out(checkpoint):
+async def test_half_closing_lets_frames_in_flight_finish(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
         await robot.open()
@@ -71,7 +71,7 @@ async def test_half_closing_lets_what_is_under_way_come_out(checkpoint):
         assert (await robot.rest())[0] is grpc.StatusCode.OK
 
 
-async def test_a_new_instruction_starts_an_epoch_and_drops_what_is_under_way(checkpoint):
+async def test_a_new_instruction_starts_an_epoch_and_drops_frames_in_flight(checkpoint):
     async with serving(checkpoint, Script(hold=True)) as served:
         robot = served.robot()
         await robot.open()
@@ -133,9 +133,7 @@ async def test_an_action_older_than_permitted_becomes_hold(checkpoint):
 
 
 @pytest.mark.parametrize(("seq", "reset"), [(1, False), (2, False), (2, True)])
-async def test_without_a_limit_of_its_own_no_action_is_older_than_its_validity_and_the_age_foretold(
-    checkpoint, seq: int, reset: bool
-):
+async def test_without_its_own_limit_no_action_is_older_than_validity_plus_forecast(checkpoint, seq: int, reset: bool):
     """The first action, any other, and the first after a reset."""
     script = Script(pass_ns=PASSES)
     async with serving(checkpoint, script, max_action_age_ms=0, timing__action_ttl_ms=100) as served:
@@ -227,7 +225,7 @@ async def test_two_robots_are_kept_apart(checkpoint):
             assert (await robot.action(1)).values[0] == session / 10
 
 
-async def test_a_robot_that_leaves_frees_its_place(checkpoint):
+async def test_a_robot_that_leaves_frees_its_capacity(checkpoint):
     async with serving(checkpoint, max_sessions=1) as served:
         first = served.robot()
         await first.open()
@@ -244,7 +242,7 @@ async def test_a_robot_that_leaves_frees_its_place(checkpoint):
         assert (await served.robot().open()).session == 2
 
 
-async def test_there_are_as_many_places_as_the_worker_has_memory_for(checkpoint):
+async def test_capacity_follows_the_worker_s_memory(checkpoint):
     async with serving(checkpoint, Script(max_sessions=1)) as served:
         await served.robot().open()
         second = served.robot()
@@ -252,7 +250,7 @@ async def test_there_are_as_many_places_as_the_worker_has_memory_for(checkpoint)
             await second.open()
 
 
-async def test_a_slow_reader_loses_its_session_and_is_told_when_it_reads(checkpoint):
+async def test_a_slow_reader_loses_its_session_and_gets_the_error_when_it_reads(checkpoint):
     async with serving(checkpoint, timing__slow_reader_ms=100, limits__rejected_frames=100_000) as served:
         small_window = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
         async with grpc.aio.insecure_channel(served.service.status.grpc_address, options=small_window) as channel:

@@ -22,7 +22,7 @@ def request(data: bytes = JPEG, **changes) -> pb.ActRequest:
     return pb.ActRequest(open=open_message(**changes), frame=frame_message(0, data))
 
 
-async def test_one_frame_one_action_and_the_session_is_gone(checkpoint):
+async def test_one_frame_gets_one_action_and_the_session_ends(checkpoint):
     async with serving(checkpoint) as served:
         answer = await served.act(request(control_period_ms=0))
         assert list(answer.action.values) == [0.25, -0.5, 1.0]
