@@ -115,7 +115,7 @@ def test_speculative_may_lose():
     runs = (run(Mode.SERIAL, 40, 45, 12, 0), run(Mode.SPECULATIVE, 80, 90, 1, 11))
     sentence = verdict(runs)
     assert sentence.startswith("serial is best here: it finished 12 of 12 tasks")
-    assert "younger and more frequent compared with speculative's" in sentence
+    assert "fresher and more frequent compared with speculative's" in sentence
     assert "significantly" not in sentence
 
 

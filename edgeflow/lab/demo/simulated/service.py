@@ -119,10 +119,10 @@ class VirtualService:
             period_ns=period_ns,
             state=policy.inputs.state,
             continues=self._execution is Execution.RTC,
-            foretold_ns=self._foretold_ns(pace, period_ns),
+            forecast_ns=self._forecast_ns(pace, period_ns),
         )
 
-    def _foretold_ns(self, pace: Pace, period_ns: int) -> int:
+    def _forecast_ns(self, pace: Pace, period_ns: int) -> int:
         robot = forecast.ForecastSession(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
         return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
 
