@@ -1,4 +1,4 @@
-"""`edgeflow demo`, whole, through the command line: a service of its own, the modes of its policy, the report."""
+"""`edgeflow demo`, whole, through the command line: a separate service, the modes of its policy, the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demonstration shows and writes."""
+"""The pictures and texts of the demonstration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeflow train-gate` from a checkpoint and files of texts to a gate, and what it refuses."""
+"""`edgeflow train-gate` from a checkpoint and files of texts to a gate, and its rejections."""
 
 from __future__ import annotations
 

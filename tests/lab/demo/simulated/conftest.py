@@ -1,4 +1,4 @@
-"""What tests of simulated robots share."""
+"""Fixtures for tests of simulated robots."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def test_the_embedded_policies_have_groups_of_32(kind: str):
 
 
 def written(folder: Path, kind: str) -> Path:
-    """A tiny policy; in SmolVLA's all heads have keys and values of their own, as wide as the output projection."""
+    """A tiny policy; in SmolVLA's, every head has its own keys and values, as wide as the output projection."""
     if kind == "smolvla":
         return tiny.write_checkpoint(folder, Tiny(kind=kind, width=32, expert=24, inner=64, heads=2, head_dim=16))
     return checkpoint(kind, folder)
