@@ -51,7 +51,7 @@ System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """One system: fps over rounds; ratio to our serial, round by round."""
+    """One system: fps over rounds; ratio to edgeflow's serial mode, round by round."""
 
     system: str
     fps_mean: float
@@ -66,7 +66,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class SpeedGain:
-    """How much faster one system is than another, round by round."""
+    """The speed of one system relative to another, round by round."""
 
     system: str
     over: str

@@ -162,6 +162,6 @@ def test_another_dtype_or_device(folder: Path, dtype: torch.dtype, device: str):
         load(folder, placement)
 
 
-def test_without_the_library(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_onnxruntime_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     assert "pip install ./client '.[onnx]'" in told(folder, DependencyError)

@@ -113,7 +113,7 @@ def launches(machine: Machine, spans: list[Span]) -> list[Any]:
     return machine.launches
 
 
-def test_what_is_launched_follows_from_the_shape_alone(machine: Machine):
+def test_launches_depend_only_on_the_shape(machine: Machine):
     one = launches(machine, [Span(0, 0, 32), Span(3, 40, 1), Span(1, 33, 1)])
     other = launches(machine, [Span(9, 100, 32), Span(2, 590, 1), Span(5, 1, 1)])
     assert one == other

@@ -112,7 +112,7 @@ def decode_one_ahead(
         launched.append(ticket)
 
 
-def test_a_launch_does_not_write_over_what_the_one_before_left(policy, serial: SerialTwin):
+def test_a_launch_does_not_overwrite_the_results_of_the_one_before(policy, serial: SerialTwin):
     frames = make_frames(policy, 12, seed=3)
     expected = tokens(serial(policy, frames))
     assert [answer for _, answer in decode_one_ahead(replaying(policy), frames)] == expected
@@ -148,7 +148,7 @@ def test_recordings_are_bounded():
     assert len(graphs) == 2 and graphs.eager_passes == 1
 
 
-def test_an_operator_that_reads_places_on_the_host_is_refused(policy, tmp_path):
+def test_an_operator_that_reads_places_on_the_host_is_rejected(policy, tmp_path):
     plain = OpenVLAPolicy.load(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
     engine = PolicyEngine(plain, plain.K, 128, graphs=True, record=record)
     with pytest.raises(Exception, match="packed_attention: this implementation reads slots on the host"):

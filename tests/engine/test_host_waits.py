@@ -162,7 +162,7 @@ def test_a_fold_reads_nothing(model: ChatModel, fold: str, graphs: bool, monkeyp
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", PARAMS)
-def test_a_grammar_costs_no_read_and_no_further_copy(model: ChatModel, name: str, graphs: bool, monkeypatch):
+def test_a_grammar_adds_no_host_read_and_no_copy(model: ChatModel, name: str, graphs: bool, monkeypatch):
     """Each token is collected before the next pass: the grammar must know it."""
     engine = engine_of(model, graphs=graphs)
     even = EvenOnHost(model.config.vocab_size)

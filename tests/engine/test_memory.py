@@ -89,7 +89,7 @@ def test_as_many_fit_as_the_sum_says_and_no_more(need: KVNeed, free: int, most: 
 
 
 @given(needs, st.integers(-(1 << 40), 1 << 50), st.none() | st.integers(1, 64))
-def test_a_choice_fits_or_is_refused_with_the_sum(need: KVNeed, free: int, wanted: int | None):
+def test_a_choice_fits_or_is_rejected_with_the_sum(need: KVNeed, free: int, wanted: int | None):
     try:
         sessions = choose_sessions(wanted, need, free)
     except ConfigError as error:
@@ -115,7 +115,7 @@ def test_the_24_gb_card_serves_openvla_7b_pipelined():
     )
 
 
-def test_what_chat_will_take_is_kept_back():
+def test_memory_for_chat_is_kept_free():
     free = 24 * GIB - CONTEXT - WEIGHTS_7B
     assert choose_sessions(None, need_of_7b(chat_bytes=3 * GIB), free) == 3
     assert choose_sessions(None, need_of_7b(chat_bytes=30 * GIB), free) == 1, "a robot comes first"
@@ -123,7 +123,7 @@ def test_what_chat_will_take_is_kept_back():
         choose_sessions(1, need_of_7b(chat_bytes=30 * GIB), free)
 
 
-def test_a_refusal_says_what_would_fit():
+def test_a_rejection_says_what_would_fit():
     free = 24 * GIB - CONTEXT - WEIGHTS_7B
     with pytest.raises(ConfigError) as refused:
         choose_sessions(8, need_of_7b(), free)
@@ -152,7 +152,7 @@ def test_slots_are_sized_from_what_is_free(checkpoint: str, monkeypatch: pytest.
     assert build_engine(config, chat_bytes=need.kv_bytes(2)).limits.max_sessions == 1
 
 
-def test_too_many_are_refused_before_anything_is_loaded(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
+def test_too_many_are_rejected_before_anything_is_loaded(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
     monkeypatch.setattr(build, "free_bytes", lambda device: FIXED_BYTES["cpu"])
     with pytest.raises(ConfigError, match=r"max_sessions: 4 sessions need .* are free beside the weights: lower"):
@@ -177,14 +177,14 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return numbers
 
 
-def test_the_headers_foretell_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
+def test_the_headers_predict_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
     weights, image_tokens = count_weights(Path(checkpoint), load_config(Path(checkpoint)))
     policy = OpenVLAPolicy.load(Path(checkpoint), torch.float32, CPU)
     assert image_tokens == policy.image_tokens
     assert weights.decoder + weights.others == sum(taken.values())
 
 
-def test_the_headers_foretell_what_a_policy_in_4_bits_takes(tmp_path: Path):
+def test_the_headers_predict_what_a_policy_in_4_bits_takes(tmp_path: Path):
     size = TinySize(hidden=64, mlp=96)
     source = write_checkpoint(tmp_path / "source", size)
     four, floats = quantised_copies(source, tmp_path, "language_model.", ["vision_backbone", "projector"])
@@ -197,7 +197,7 @@ def test_the_headers_foretell_what_a_policy_in_4_bits_takes(tmp_path: Path):
     assert plain.decoder - small.decoder == sum(map(math.prod, shapes)) and plain.others == small.others
 
 
-def test_the_headers_foretell_what_chat_takes(chat_directory: Path, taken: dict[str, int]):
+def test_the_headers_predict_what_chat_takes(chat_directory: Path, taken: dict[str, int]):
     chat = ChatConfig(model=str(chat_directory), dtype="float32", capacity=64)
     config = ServiceConfig(device="cpu", chat=chat)
     built = load_chat(config, lambda *_: None)
@@ -257,7 +257,7 @@ def allocated(*roots: object) -> int:
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
 @pytest.mark.parametrize("bits", [4, 16])
 @pytest.mark.skipif(bool(missing()), reason="torch's products hold larger scales and zero points")
-def test_what_is_foretold_is_what_is_allocated(tmp_path: Path, bits: int, tied: bool, head: str):
+def test_predicted_memory_equals_allocated_memory(tmp_path: Path, bits: int, tied: bool, head: str):
     """Within 2 %, for biases are widened; a second copy of the embedding would be 20 %, of the projections 15 %."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 1040}
     write_chat_checkpoint(tmp_path / "source", "qwen2", tie_word_embeddings=tied, **sizes)

@@ -86,7 +86,7 @@ def test_an_overlay_serves_the_chat_model(overlay):
         ),
     ],
 )
-def test_a_stale_overlay_is_refused_with_what_to_run(tmp_path, overlay, changed, weights, told):
+def test_a_stale_overlay_is_rejected_with_the_command_to_run(tmp_path, overlay, changed, weights, told):
     torch.set_num_threads(1)
     stamp = current_stamp(CPU, torch.float32).model_copy(update=changed)
     write_overlay(overlay, Overlay(stamp=stamp, entries=ENTRIES))
@@ -94,7 +94,7 @@ def test_a_stale_overlay_is_refused_with_what_to_run(tmp_path, overlay, changed,
         policy_of(tmp_path, operators=str(overlay), weights=weights)
 
 
-def test_a_missing_overlay_is_told(tmp_path):
+def test_a_missing_overlay_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json: No such file"):
         policy_of(tmp_path, operators="none.json")
 
@@ -108,7 +108,7 @@ def test_weights_of_another_precision_serve_every_projection(tmp_path):
     assert all(isinstance(each, Fp8Emulated) for each in linears)
 
 
-def test_what_was_chosen_is_told_at_start(capsys):
+def test_the_configured_operators_are_reported_at_start(capsys):
     assert load_config(None, {}).chosen_operators == ""
     chosen = load_config(
         None, {"operators": "a/here.json", "weights": "fp8", "chat.operators": "b.json"}
@@ -118,7 +118,7 @@ def test_what_was_chosen_is_told_at_start(capsys):
     assert f"operators: {chosen}" in capsys.readouterr().out
 
 
-def test_what_an_overlay_names_but_is_absent_is_told_at_start(tmp_path, overlay):
+def test_what_an_overlay_names_but_is_absent_is_reported_at_start(tmp_path, overlay):
     absent = OverlayEntry(op_kind="linear", stage="decode", impl_id="cublasLt", impl_params={"algo_index": 0})
     write_overlay(tmp_path / "paper.json", Overlay(entries=[*ENTRIES, absent]))
     config = load_config(None, {"operators": str(overlay), "chat.operators": str(tmp_path / "paper.json")})
@@ -129,7 +129,7 @@ def test_what_an_overlay_names_but_is_absent_is_told_at_start(tmp_path, overlay)
     assert operators_line(load_config(None, {"operators": str(overlay)})) == "policy mine.json"
 
 
-def test_how_weights_in_4_bits_are_served_is_told_at_start(tmp_path):
+def test_how_weights_in_4_bits_are_served_is_reported_at_start(tmp_path):
     quantised = quantised_copies(EMBEDDED_POLICY, tmp_path, "language_model.", ["vision_backbone", "projector"])[0]
     told = operators_line(load_config(None, {"model": str(quantised)}))
     assert told.startswith("policy: 4-bit weights (AWQ, groups of 32), served by ")
@@ -187,7 +187,7 @@ def test_verify_takes_an_overlay():
 
 @pytest.mark.oracle("openvla-tiny", "qwen2-tiny")
 @pytest.mark.parametrize("name", ["openvla-tiny", "qwen2-tiny"])
-def test_verify_tells_what_fp8_costs(name, monkeypatch):
+def test_verify_reports_what_fp8_costs(name, monkeypatch):
     result = CliRunner().invoke(app, ["verify", str(ORACLES / name), "--weights", "fp8", "--json"])
     rows = json.loads(result.stdout)
     assert result.exit_code == 0 and all(row["ok"] and row["mode"] == "fp8" for row in rows)

@@ -195,7 +195,7 @@ def test_drafts_need_few_more_recordings(capacity: int, plain: int, lookup: int,
         assert {each.form for each in shapes} == (set(verified) or {DraftForm.NONE})
 
 
-def test_a_form_that_nobody_drafts_in_runs_as_it_is():
+def test_a_form_without_a_drafter_runs_unpadded():
     tree = PassShape(prefills=(), decodes=(5,), samples=(5,), reach=64, form=DraftForm.TREE)
     two = PassShape(prefills=(), decodes=(5, 5), samples=(5, 5), reach=64, form=DraftForm.CHAIN)
     classes = ShapeClasses.of_requests(64, 1000, {DraftForm.CHAIN: 9})

@@ -31,7 +31,7 @@ def test_long_names_become_letters_and_rows_their_class(text, ours):
         ("m=1|rows=2", "'rows=2': this size is given twice"),
     ],
 )
-def test_what_no_call_could_match_is_refused(text, said):
+def test_signatures_that_no_call_can_match_are_rejected(text, said):
     with pytest.raises(ValueError, match=said):
         read_signature(text)
 

@@ -75,7 +75,7 @@ def fitting(op_name: str, impl_id: str) -> list:
 
 
 @pytest.mark.parametrize(("impl_id", "in_a_graph"), [("flashinfer", True), ("flashinfer_mixed", False)])
-def test_rows_that_are_not_causal_are_refused_where_they_cannot_be_served(library, impl_id, in_a_graph):
+def test_rows_that_are_not_causal_are_rejected_where_they_cannot_be_served(library, impl_id, in_a_graph):
     kv = KVSlots(layers=1, slots=1, capacity=16, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
     span = Span(0, 4, 3)
     layout = PackedLayout.of([span], CPU, visibility=[window(span, 2)])
@@ -218,7 +218,7 @@ def anew(layout: PackedLayout) -> PackedLayout:
 
 @pytest.mark.parametrize("apart", [0, 1])
 @pytest.mark.parametrize("gather", [PackedLayout.of_sampled_rows, anew])
-def test_a_layout_gathered_per_call_is_read_where_it_is_now(library, gather, apart):
+def test_a_layout_gathered_per_call_is_read_at_its_current_address(library, gather, apart):
     """A graph's warm-up fills the cache with one layout; the capture, with another, must not read the first."""
     lengths, heads = (17, 1, 1), Heads(7, 1, 64)
     kv = KVSlots(
@@ -242,7 +242,7 @@ def placed(lengths, places) -> PackedLayout:
     return PackedLayout.of([Span(*place, length) for place, length in zip(places, lengths, strict=True)], CPU)
 
 
-def test_what_waits_for_the_device_is_not_held_by_a_graph(library):
+def test_operators_that_wait_for_the_device_are_not_captured(library):
     kv = KVSlots(layers=1, slots=1, capacity=8, kv_heads=1, head_dim=64, dtype=torch.bfloat16, device=CPU)
     attention = TABLE.implementation("packed_attention", "flashinfer_mixed").load()
     with pytest.raises(ConfigError, match="a graph cannot hold it"):
@@ -259,7 +259,7 @@ def test_without_tensor_cores_the_decode_wrapper_takes_only_some_groups(library)
 
 
 @pytest.mark.parametrize("impl_id", ATTENTION)
-def test_heads_of_another_width_are_told(library, impl_id):
+def test_heads_of_another_width_are_reported(library, impl_id):
     kv = KVSlots(layers=1, slots=1, capacity=8, kv_heads=1, head_dim=80, dtype=torch.bfloat16, device=CPU)
     attend = TABLE.implementation("packed_attention", impl_id).load()(PackedLayout.of([Span(0, 0, 1)], CPU), kv)
     with pytest.raises(ConfigError, match="heads of 64, 128 or 256 numbers, not 80"):
@@ -267,7 +267,7 @@ def test_heads_of_another_width_are_told(library, impl_id):
 
 
 @pytest.mark.parametrize("wrong", ["pages", "last", "indices", "rows"])
-def test_a_wrong_page_table_would_be_noticed(library, monkeypatch, wrong):
+def test_the_double_notices_a_wrong_page_table(library, monkeypatch, wrong):
     table_of = importlib.import_module(f"{OURS}attention").PageTable
     right = table_of.of
 
@@ -286,7 +286,7 @@ def test_a_wrong_page_table_would_be_noticed(library, monkeypatch, wrong):
     assert found > 10 * tolerance(case, torch.bfloat16)
 
 
-def test_what_is_recorded_is_what_is_installed():
+def test_the_recorded_signatures_are_those_installed():
     found = importlib.util.find_spec("flashinfer")
     if found is None:
         pytest.skip("flashinfer is not installed: its signatures are as recorded")

@@ -82,7 +82,7 @@ def test_cuda_takes_the_call():
             made(x)
 
 
-def test_it_takes_half_the_memory():
+def test_fp8_weights_take_half_the_memory():
     weight = torch.randn(64, 256).to(BF16)
     assert Fp8(Fp8Weight.of(weight), None).nbytes == weight.nbytes // 2 + 64 * 4
 
@@ -98,7 +98,7 @@ def test_it_takes_half_the_memory():
         (Hardware("cpu"), torch.float32, "", "fp8_emulated", ""),
     ],
 )
-def test_who_serves(hardware, dtype, shape, serves, objection):
+def test_fp8_serves_only_on_devices_and_sizes_that_it_takes(hardware, dtype, shape, serves, objection):
     chosen = TABLE.choose(OperatorKey(op_name="linear", shape_sig=shape), hardware, dtype)
     assert chosen.implementation.impl_id == serves
     assert [each for each in chosen.passed_over if each.startswith("fp8:")] == [objection] * bool(objection)
@@ -106,7 +106,7 @@ def test_who_serves(hardware, dtype, shape, serves, objection):
     assert plain.implementation.weight == "float"
 
 
-def test_weights_that_nothing_here_computes_with_are_refused(monkeypatch):
+def test_weights_that_nothing_here_computes_with_are_rejected(monkeypatch):
     monkeypatch.setattr(Hardware, "of", classmethod(lambda cls, device: cls("cuda", 87)))
     with pytest.raises(ConfigError, match=r"chat\.weights: fp8 cannot be served here: fp8: needs sm_89"):
         operator_table(None, "fp8", torch.device("cuda"), BF16, section="chat.")

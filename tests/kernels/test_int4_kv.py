@@ -180,7 +180,7 @@ def test_a_row_sees_what_follows_from_its_position(write, attention, plans, samp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @settings(max_examples=25, deadline=None)
 @given(plans=pass_plans(), padding=st.sampled_from([0, 0, 5, 40, 90]))
-def test_what_is_written_on_the_device_is_what_the_host_places(dtype: torch.dtype, plans, padding: int):
+def test_writes_on_the_device_equal_those_placed_by_the_host(dtype: torch.dtype, plans, padding: int):
     """Bit by bit, in every pass: codes, grids, the newest keys, and the exact ones that rows see."""
     writes = [TABLE.implementation("rope_write_kv", name, "int4").load() for name in ("indexed", "on_device")]
     stores, rotary = (store(dtype), store(dtype)), RotaryTable.of(CAPACITY, WIDTH, 1e4, torch.ones(1, dtype=dtype))
@@ -211,7 +211,7 @@ def test_a_span_lies_in_no_more_groups_than_are_counted(length: int):
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("length", [GROUP, 45, 64, 70])
-def test_another_sequence_goes_on_behind_what_can_be_reused(write: str, length: int):
+def test_another_sequence_goes_on_after_what_can_be_reused(write: str, length: int):
     """In another slot and in the same, while the first has gone on."""
     passes = Passes(write, "widened")
     passes.run([Span(0, 0, length)])
@@ -227,7 +227,7 @@ def test_another_sequence_goes_on_behind_what_can_be_reused(write: str, length: 
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 70])
-def test_a_sequence_moves_to_another_slot_as_it_stands(write: str, length: int):
+def test_a_sequence_is_copied_to_another_slot_unchanged(write: str, length: int):
     """A ring moves on after each pass: the oldest first."""
     passes, chain = Passes(write, "widened"), TABLE.implementation("shift_kv_chain", "indexed").load()
     passes.run([Span(0, 0, length), Span(1, 0, 40)])
@@ -253,7 +253,7 @@ def test_a_number_is_at_most_half_a_step_off(dtype: torch.dtype):
     assert (found[:, 7] == 0).all() and grid.codes(numbers).max() == 15
 
 
-def test_what_is_not_finite_stays_so():
+def test_values_that_are_not_finite_stay_so():
     for bad in (torch.nan, torch.inf, -torch.inf):
         numbers = torch.ones(4, 8)
         numbers[2, 3] = bad
@@ -270,7 +270,7 @@ def test_a_slot_takes_what_its_tensors_take():
     assert slot_bytes(INT4, shape) == 3 * layer + groups * GROUP * numbers * 2
 
 
-def test_rows_that_see_other_places_are_refused():
+def test_rows_that_see_other_places_are_rejected():
     layout = PackedLayout.of([Span(0, 0, 3)], CPU, visibility=[causal(Span(0, 0, 3))])
     with pytest.raises(ConfigError, match="int4 KV serves rows that see all up to themselves"):
         TABLE.implementation("packed_attention", "widened", "int4").load()(layout, store())

@@ -40,7 +40,7 @@ def error(made: torch.Tensor, wanted: torch.Tensor) -> float:
     seed=st.integers(0, 9),
 )
 @pytest.mark.parametrize(("make", "tolerance"), [(Gemm, 1e-6), (Packed, 1e-6), (eight_bits, 0.01)])
-def test_it_is_the_formula(make, tolerance: float, rows, inputs, outputs, bias, seed):
+def test_the_reference_is_the_formula(make, tolerance: float, rows, inputs, outputs, bias, seed):
     rows = 1 if make is eight_bits else rows  # its rows share one scale
     x, weight, offset = problem(rows, inputs, outputs, bias=bias, seed=seed)
     made, wanted = make(weight, offset), Reference(weight, offset)
@@ -139,7 +139,7 @@ def test_a_stage_has_what_its_entries_name_and_shares_the_rest():
     assert plain["prefill"] is plain["packed"] is plain["decode"]
 
 
-def test_one_stage_is_bound_alone_and_its_choices_are_looked_up_once(monkeypatch):
+def test_a_single_stage_is_bound_and_its_choices_are_cached(monkeypatch):
     _, weight, _ = problem(1, 16, 8, bias=False, seed=1)
     table = built_in_table()
     context = OperatorKey(op_name="linear", model_name="tiny", layer_role="down", stage="decode")
@@ -152,7 +152,7 @@ def test_one_stage_is_bound_alone_and_its_choices_are_looked_up_once(monkeypatch
         bind_linear_stage(built_in_table(), context, weight, None)
 
 
-def test_memory_is_told():
+def test_implementations_report_their_bytes():
     _, weight, _ = problem(1, 64, 32, bias=False, seed=3)
     large = FloatWeight(torch.zeros(1025, 1024))
     assert Gemm(weight, None).nbytes == weight.nbytes

@@ -17,7 +17,7 @@ FORMULAS = {
 @pytest.mark.parametrize("approximate", FORMULAS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("make", [linear_gelu, GemmGelu])
-def test_it_is_the_formula(make, dtype, approximate):
+def test_the_reference_is_the_formula(make, dtype, approximate):
     generator = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(shape, generator=generator).to(dtype) for shape in ((70, 48), (33, 48), (33,)))
     sums = x.double() @ weight.double().t() + bias.double()

@@ -38,7 +38,7 @@ def test_a_file_written_by_hand_serves_everywhere(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["device", "driver", "torch", "triton", "flashinfer", "dtype", "edgeflow"])
-def test_a_stale_stamp_is_refused_with_what_to_run(tmp_path, field):
+def test_a_stale_stamp_is_rejected_with_what_to_run(tmp_path, field):
     stamp = current_stamp(CPU, torch.float32)
     path = tmp_path / "tuned.json"
     write_overlay(path, Overlay(stamp=stamp))
@@ -78,12 +78,12 @@ def test_a_wrong_file_says_where(tmp_path, content, said):
         read_overlay(path)
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"none\.json: No such file"):
         read_overlay(tmp_path / "none.json")
 
 
-def test_unknown_implementations_are_refused(tmp_path):
+def test_unknown_implementations_are_rejected(tmp_path):
     path = written(tmp_path / "mine.json", entries=[{"op_name": "swiglu", "impl_id": "fastest"}])
     with pytest.raises(ConfigError, match="operator swiglu: no implementation 'fastest'"):
         built_in_table().overlaid(*load_entries(path, CPU, torch.float32))

@@ -80,7 +80,7 @@ def test_forcing_beats_specific_entries(table):
     assert serving(changed, OperatorKey(op_name="op", model_name="llama")) == "plain"
 
 
-def test_unknown_names_are_told(table):
+def test_unknown_names_are_reported(table):
     with pytest.raises(ConfigError, match="no implementation 'fast'; known: reference, plain, gpu, half"):
         table.overlaid(TableEntry(OperatorKey(op_name="op"), "fast"))
     with pytest.raises(ConfigError, match="no operator of this name"):
@@ -186,13 +186,13 @@ def test_constraints(hardware, dtype, shape, objection):
     assert candidate.objection(hardware, dtype, shape) == objection
 
 
-def test_a_library_that_is_missing_is_told():
+def test_a_library_that_is_missing_is_reported():
     candidate = Implementation(op_name="op", impl_id="fast", function="nowhere:fast", needs=("no_such_library",))
     assert candidate.objection(Hardware("cpu"), torch.float32) == "no_such_library is not installed"
 
 
 @pytest.mark.parametrize("profile", ["tpu", "cpu_sm80", "cuda_smx", "cuda87"])
-def test_hardware_that_is_not_known_is_refused(profile):
+def test_hardware_that_is_not_known_is_rejected(profile):
     with pytest.raises(ConfigError, match="hardware profile"):
         Hardware.named(profile)
 

@@ -34,7 +34,7 @@ ATTENTIONS = [
 
 @settings(max_examples=150, deadline=None)
 @given(seen=seen_spans(SLOTS, CAPACITY))
-def test_values_are_the_sets_of_places_that_rows_see(seen):
+def test_visibility_is_the_set_of_places_that_rows_see(seen):
     spans, parts, wanted = seen
     layout = PackedLayout.of(spans, CPU, visibility=parts)
     found = [set(row.nonzero()[:, 0].tolist()) for row in layout.seen()]
@@ -170,7 +170,7 @@ def test_a_window_in_one_kind_of_layer():
         (lambda: PackedLayout.of([Span(0, 4, 2)], CPU, visibility=[visibility.causal(Span(0, 4, 3))]), "3 rows see"),
     ],
 )
-def test_what_cannot_be_seen_is_refused(make, message):
+def test_impossible_visibility_is_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -53,7 +53,7 @@ def same(one: Weight, other: Weight) -> bool:
 @pytest.mark.parametrize("make", FORMATS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(outputs=st.lists(st.integers(1, 9), min_size=1, max_size=3), inputs=st.integers(1, 33), seed=st.integers(0, 9))
-def test_to_concatenate_is_to_convert_the_concatenation(make, dtype, outputs, inputs, seed):
+def test_conversion_and_concatenation_commute(make, dtype, outputs, inputs, seed):
     each = [floats(count, inputs, dtype, seed + index) for index, count in enumerate(outputs)]
     first, *others = map(make, each)
     fused = first.cat(others)
@@ -91,7 +91,7 @@ def test_fp8_is_what_rows_are_rounded_to(dtype):
 
 
 @pytest.mark.parametrize(("to", "error"), [("int8", 0.5 / 127), ("fp8", 1 / 16)])
-def test_what_is_read_back_is_near(to, error):
+def test_converted_weights_are_near_the_originals(to, error):
     values = floats(9, 200)
     weight = converted(FloatWeight(values), to)
     assert (weight.floats() - values).abs().amax(1).le(error * values.abs().amax(1)).all()
@@ -120,7 +120,7 @@ def test_a_weight_that_comes_in_a_format_is_served_without_being_allowed_to():
     assert of_stages(built_in_table().converting("int8"), Fp8Weight.of(values)) == [Fp8Emulated] * 3
 
 
-def test_what_packs_float_weights_anew_does_not_serve_those_that_are_held_in_8_bits():
+def test_packed_float_products_do_not_serve_weights_in_8_bits():
     """It would hold a second copy beside that of an embedding; what reads them as they lie converts none."""
     held, packs = (built_in_table().implementation("linear", name) for name in ("torch_int8", "int8"))
     assert held.takes_weight("int8") and not held.takes_weight("float")

@@ -60,7 +60,7 @@ def load(directory: Path) -> ChatModel:
     return load_chat_model(directory, torch.float32, CPU)
 
 
-def test_what_a_model_brings(model: ChatModel):
+def test_a_model_has_its_tokenizer_and_stop_tokens(model: ChatModel):
     assert model.stop_ids == {END} and model.name == "qwen2_5_vl"
     assert model.config.tie_word_embeddings is False and model.config.rope.sections == (1, 1, 2)
     assert model.tokenizer.decode(model.tokenizer.encode("Grüße 👋", special=True)) == "Grüße 👋"
@@ -83,7 +83,7 @@ def test_what_a_model_brings(model: ChatModel):
     ],
 )
 @pytest.mark.parametrize("stated", [True, False], ids=["null", "absent"])
-def test_what_ends_an_answer(
+def test_stop_tokens_of_an_answer(
     directory: Path, generation: Any, outer: Any, inner: Any, own: str | None, ends: set[int], stated: bool
 ):
     absent = None if stated else ...
@@ -132,7 +132,7 @@ def test_a_whole_file_beside_an_index_is_remarked_on(directory: Path):
         ({"image_token_id": ...}, "lacks image_token_id"),
     ],
 )
-def test_a_configuration_that_is_not_served_is_told(directory: Path, entries: dict[str, Any], message: str):
+def test_a_configuration_that_is_not_served_is_reported(directory: Path, entries: dict[str, Any], message: str):
     change(directory / "config.json", **entries)
     with pytest.raises(CheckpointError, match=message):
         load(directory)
@@ -170,7 +170,7 @@ def test_a_file_that_is_wrong_is_named(directory: Path, name: str, content: byte
         load(directory)
 
 
-def test_a_truncated_weight_file_is_told(directory: Path):
+def test_a_truncated_weight_file_is_reported(directory: Path):
     content = (directory / "model.safetensors").read_bytes()
     (directory / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match="truncated"):
@@ -268,7 +268,7 @@ def test_prompts_a_model_cannot_take(model: ChatModel, tmp_path: Path):
         plain.render([{"role": "user", "content": "hi"}])
 
 
-def test_half_a_character_is_told(model: ChatModel):
+def test_half_a_character_is_reported(model: ChatModel):
     with pytest.raises(InvalidArgument, match="unpaired surrogate"):
         model.chat_prompt(model.render([{"role": "user", "content": json.loads('"\\ud83d"')}]))
 
@@ -284,7 +284,7 @@ def test_embedded_rows_may_be_taken_from_anywhere(model: ChatModel):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(one=st.text("abc", max_size=6), other=st.text("abc", max_size=6), share=st.text("abc", min_size=1, max_size=6))
-def test_what_prompts_share(model: ChatModel, one: str, other: str, share: str):
+def test_the_shared_beginning_of_prompts(model: ChatModel, one: str, other: str, share: str):
     first, second = model.text_prompt(share + one), model.text_prompt(share + other)
     same = next((i for i, (a, b) in enumerate(zip(first.ids, second.ids, strict=False)) if a != b), None)
     assert first.common(second) == (min(len(first), len(second)) if same is None else same)

@@ -42,14 +42,14 @@ def test_tensors_by_name_and_prefix(tmp_path: Path, sharded: bool):
     assert torch.equal(weights["b.weight"], TENSORS["b.weight"])
 
 
-def test_tensors_come_in_the_dtype_asked_for(tmp_path: Path):
+def test_tensors_come_in_the_dtype_requested(tmp_path: Path):
     save_file({"w": torch.ones(3, dtype=torch.bfloat16)}, tmp_path / SINGLE_FILE)
     assert Weights(tmp_path, torch.float16, CPU).take("w", 3).dtype == torch.float16
     assert read_tensors(tmp_path / SINGLE_FILE)["w"].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.float8_e4m3fn])
-def test_quantised_tensors_are_refused(dtype: torch.dtype):
+def test_quantised_tensors_are_rejected(dtype: torch.dtype):
     weights = Weights.of({"a.weight": torch.zeros(2).to(dtype)}, torch.float32, CPU)
     with pytest.raises(CheckpointError, match=r"a\.weight has dtype torch\..*expected floats"):
         weights.take("a.weight", 2)
@@ -76,7 +76,7 @@ def test_missing_and_misshapen_tensors_are_named_in_full():
 
 
 @pytest.mark.parametrize("kept", [0, 4, 60, -1])
-def test_a_truncated_file_is_told_at_once(tmp_path: Path, kept: int):
+def test_a_truncated_file_is_reported_at_once(tmp_path: Path, kept: int):
     save_file(TENSORS, tmp_path / SINGLE_FILE)
     content = (tmp_path / SINGLE_FILE).read_bytes()
     (tmp_path / SINGLE_FILE).write_bytes(content[:kept])
@@ -84,7 +84,7 @@ def test_a_truncated_file_is_told_at_once(tmp_path: Path, kept: int):
         open_weights(tmp_path)
 
 
-def test_a_truncated_shard_is_told_at_once(tmp_path: Path):
+def test_a_truncated_shard_is_reported_at_once(tmp_path: Path):
     write_shards(tmp_path)
     (tmp_path / "two.safetensors").write_bytes(b"\0" * 20)
     with pytest.raises(CheckpointError, match=r"two\.safetensors is truncated"):
@@ -118,7 +118,7 @@ def find_weights_or_none(directory: Path) -> str | None:
 
 
 @pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": ["a"]}', "{"])
-def test_an_index_without_a_map_is_told(tmp_path: Path, index: str):
+def test_an_index_without_a_map_is_reported(tmp_path: Path, index: str):
     (tmp_path / INDEX_FILE).write_text(index)
     with pytest.raises(CheckpointError, match=INDEX_FILE):
         open_weights(tmp_path)
@@ -192,7 +192,7 @@ def test_only_safetensors_are_read(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe", b"[" * 100_000, b"[1]", b'"text"'])
-def test_unreadable_json_is_told(tmp_path: Path, content: bytes):
+def test_unreadable_json_is_reported(tmp_path: Path, content: bytes):
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"config\.json"):
         read_json(tmp_path / "config.json")

@@ -98,7 +98,7 @@ def test_a_slot_holds_each_position_once(published: Path):
     assert kv.nbytes * heads == 3 * 5 * 32 * heads * 4 * (rank + rotary), "the keys and values of all heads"
 
 
-def test_what_a_slot_holds_is_the_normed_latent_and_the_turned_key(published: Path):
+def test_a_slot_holds_the_normed_latent_and_the_rotated_key(published: Path):
     """By the published projections, written out for one row."""
     model = load_chat_model(published, torch.float32, CPU)
     weights = load_file(published / "model.safetensors")
@@ -179,7 +179,7 @@ def test_the_published_layout_is_read():
     assert config.rope.kind == "yarn" and config.rope.trained == 4096 and config.rope_theta == 10000.0
 
 
-def test_what_a_file_does_not_say_is_as_in_its_family():
+def test_missing_entries_have_the_defaults_of_the_family():
     silent = {name: value for name, value in LITE.items() if name not in ("q_lora_rank", "rope_scaling")}
     for family, positions in (("deepseek_v2", 2048), ("deepseek_v3", 4096)):
         config = decoder_config({**silent, "max_position_embeddings": None}, family)
@@ -223,7 +223,7 @@ def test_a_model_without_experts_is_dense(directory: Path, experts: dict[str, An
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not supported"),
     ],
 )  # fmt: skip
-def test_a_layout_that_is_not_served_is_refused(directory: Path, entries: dict[str, Any], message: str):
+def test_a_layout_that_is_not_served_is_rejected(directory: Path, entries: dict[str, Any], message: str):
     change(directory, **entries)
     with pytest.raises(CheckpointError, match=message) as refused:
         load_chat_model(directory, torch.float32, CPU)
@@ -247,7 +247,7 @@ def test_projections_that_are_computed_as_one_are_quantised_alike(name: str):
         kept.check([f"model.layers.0.self_attn.{name}.qweight"])
 
 
-def test_readers_of_keys_and_values_of_heads_refuse_latents(published: Path):
+def test_readers_of_keys_and_values_of_heads_reject_latents(published: Path):
     with pytest.raises(
         CheckpointError, match="quantize is for models with keys and values of heads; a deepseek_v3 att"
     ):

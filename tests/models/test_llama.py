@@ -218,7 +218,7 @@ def test_the_last_layer_computes_only_the_rows_that_are_sampled():
 
 
 @torch.inference_mode()
-def test_a_chunk_that_samples_nothing_computes_keys_and_values_alone_in_the_last_layer():
+def test_a_chunk_that_samples_nothing_computes_only_keys_and_values_in_the_last_layer():
     model = decoder(VARIANTS["gqa"])
     kv, layout = model.kv_slots(2, 40), PackedLayout.of([Span(0, 0, 9)], CPU, samples=[0])
     with CalledOperators() as called:
@@ -329,7 +329,7 @@ def test_slots_may_be_longer_than_the_trained_positions():
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number, at least 1"),
     ],
 )
-def test_impossible_sizes_are_told(change: dict[str, object], message: str):
+def test_impossible_sizes_are_reported(change: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         LlamaConfig(**{**SIZE, "num_key_value_heads": 4, **change})
 

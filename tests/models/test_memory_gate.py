@@ -95,7 +95,7 @@ def test_segments_of_a_text():
         ({"eps": float("nan")}, "got nan"),
     ],
 )
-def test_rules_that_cannot_be_kept_are_refused(changes: dict[str, Any], message: str):
+def test_rules_that_cannot_be_kept_are_rejected(changes: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         replace(RULES, **changes)
 
@@ -117,14 +117,14 @@ def test_rules_that_cannot_be_kept_are_refused(changes: dict[str, Any], message:
         ({"base_fingerprint": 5}, "base_fingerprint must be a text, got 5"),
     ],
 )
-def test_a_file_that_is_not_of_the_format_is_refused(folder: Path, changes: dict[str, Any], message: str):
+def test_a_file_that_is_not_of_the_format_is_rejected(folder: Path, changes: dict[str, Any], message: str):
     values = json.loads((folder / "gate.json").read_text())
     (folder / "gate.json").write_text(json.dumps(values | changes))
     with pytest.raises(CheckpointError, match=message):
         read(folder)
 
 
-def test_a_gate_of_another_base_is_refused_with_both_fingerprints(folder: Path):
+def test_a_gate_of_another_base_is_rejected_with_both_fingerprints(folder: Path):
     with pytest.raises(CheckpointError, match="base_fingerprint abc belongs to another base: this one has def"):
         read(folder, base_fingerprint="def")
     assert read(folder).base_fingerprint == "abc"
@@ -139,7 +139,7 @@ def test_a_gate_of_another_base_is_refused_with_both_fingerprints(folder: Path):
         ({"num_attention_heads": 8}, r"g has shape \[4, 8\], but a base of 8 heads of width 8 needs \[1 or 8, 8\]"),
     ],
 )
-def test_tensors_of_another_shape_of_base_are_refused(folder: Path, changes: dict[str, Any], message: str):
+def test_tensors_of_another_shape_of_base_are_rejected(folder: Path, changes: dict[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         read(folder, replace(CONFIG, **changes))
 
@@ -159,7 +159,7 @@ def test_tensors_of_another_shape_of_base_are_refused(folder: Path, changes: dic
         (lambda t: t.update({f"{NAME}g": torch.ones(4, 8, dtype=torch.int8)}), "g has dtype torch.int8"),
     ],
 )  # fmt: skip
-def test_tensors_that_do_not_fit_are_refused(
+def test_tensors_that_do_not_fit_are_rejected(
     folder: Path, edit: Callable[[dict[str, torch.Tensor]], object], message: str
 ):
     tensors = load_file(folder / "gate.safetensors")
@@ -169,7 +169,7 @@ def test_tensors_that_do_not_fit_are_refused(
         read(folder)
 
 
-def test_a_number_that_a_dtype_cannot_hold_is_refused(folder: Path):
+def test_a_number_that_a_dtype_cannot_hold_is_rejected(folder: Path):
     tensors = load_file(folder / "gate.safetensors")
     tensors[f"{NAME}b1"][0, 0] = 1e5
     save_file(tensors, folder / "gate.safetensors")
@@ -196,7 +196,7 @@ def test_the_headers_of_a_gate_say_what_it_is(tmp_path: Path, per_head: bool):
 
 
 @pytest.mark.usefixtures("no_tensor_is_read")
-def test_what_the_headers_forbid_is_refused_before_a_tensor_is_read(folder: Path, tmp_path: Path):
+def test_bad_headers_are_rejected_before_a_tensor_is_read(folder: Path, tmp_path: Path):
     with pytest.raises(CheckpointError, match="this one has def"):
         read(folder, base_fingerprint="def")
     write_gate(tmp_path / "wide", random_gate(CONFIG, RULES, hidden=MAX_HIDDEN + 1))
@@ -208,7 +208,7 @@ def test_what_the_headers_forbid_is_refused_before_a_tensor_is_read(folder: Path
         read(folder)
 
 
-def test_a_truncated_or_missing_file_is_refused(folder: Path):
+def test_a_truncated_or_missing_file_is_rejected(folder: Path):
     (folder / "gate.safetensors").write_bytes((folder / "gate.safetensors").read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="truncated"):
         read(folder)
@@ -217,7 +217,7 @@ def test_a_truncated_or_missing_file_is_refused(folder: Path):
         read(folder / "gate.json")
 
 
-def test_the_fingerprint_is_of_the_weights_alone(tmp_path: Path):
+def test_the_fingerprint_covers_only_weights(tmp_path: Path):
     count = SAMPLES * SAMPLE_BYTES  # four times what a small file may have to count whole
     values = torch.arange(count, dtype=torch.float32)
     save_file({"a": values}, tmp_path / "model.safetensors")

@@ -60,7 +60,7 @@ def test_a_projection_is_read_in_the_format_that_it_has(tmp_path: Path):
         ({"modules_to_not_convert": ["layers."]}, f"{NAME}.qweight is quantised, but modules_to_not_convert names"),
     ],
 )
-def test_another_quantisation_is_refused(tmp_path: Path, change: Mapping[str, Any], message: str):
+def test_another_quantisation_is_rejected(tmp_path: Path, change: Mapping[str, Any], message: str):
     with pytest.raises(CheckpointError, match=message):
         opened(write(tmp_path, change))
 

@@ -83,7 +83,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, name: str):
     assert (ours(model, model.prompt(ids), [7]) - wanted).abs().max() <= TOLERANCE
 
 
-def test_yarn_is_not_for_what_turns_by_plain_cosines(tmp_path: Path):
+def test_yarn_is_rejected_by_quantize_and_gates(tmp_path: Path):
     write_chat_checkpoint(tmp_path, "qwen2", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **YARN})
     with pytest.raises(CheckpointError, match="quantize does not support rotary embeddings of type yarn"):
         read_with_heads(tmp_path, "quantize")

@@ -103,6 +103,6 @@ def test_pixels_beyond_the_last_whole_patch_are_left_out():
         ({"blocks": 3}, r"blocks\.2\.mlp\.fc1\.bias is missing"),
     ],
 )
-def test_a_tower_that_does_not_fit_is_told(changes: dict[str, int], message: str):
+def test_a_tower_that_does_not_fit_is_reported(changes: dict[str, int], message: str):
     with pytest.raises(CheckpointError, match=message):
         tower(random_weights(registers=False, scale=None), **changes)

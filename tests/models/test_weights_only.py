@@ -62,7 +62,7 @@ def repacked(path: Path, change, compression: int = zipfile.ZIP_STORED) -> Path:
 
 
 @pytest.mark.parametrize("archive", FORMATS)
-def test_a_tensor_alone_is_read(tmp_path: Path, archive: bool):
+def test_a_single_tensor_is_read(tmp_path: Path, archive: bool):
     tensor = torch.arange(6.0).view(2, 3).bfloat16()
     assert torch.equal(read_weights_only(saved(tmp_path / "a.pt", tensor, archive=archive), MOST), tensor)
 
@@ -83,7 +83,7 @@ def test_nested_containers_are_read(tmp_path: Path, archive: bool):
 
 @pytest.mark.parametrize("archive", FORMATS)
 @pytest.mark.parametrize("nested", [False, True])
-def test_code_is_refused_by_name_and_does_not_run(tmp_path: Path, archive: bool, nested: bool):
+def test_code_is_rejected_by_name_and_does_not_run(tmp_path: Path, archive: bool, nested: bool):
     trace = tmp_path / "ran"
     value = Code(os.mkdir, str(trace))
     saved(tmp_path / "a.pt", {"weight": torch.ones(2), "inner": [value]} if nested else value, archive=archive)
@@ -118,13 +118,13 @@ def test_code_in_a_plain_pickle_does_not_run(tmp_path: Path):
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_objects_are_refused_by_type(tmp_path: Path, value: object, named: str, archive: bool):
+def test_other_objects_are_rejected_by_type(tmp_path: Path, value: object, named: str, archive: bool):
     assert named in refusal(saved(tmp_path / "a.pt", value, archive=archive))
 
 
 @pytest.mark.parametrize("archive", FORMATS)
 @pytest.mark.parametrize("kept", [0, 3, 20, 200, -1, -40])
-def test_a_truncated_file_is_refused(tmp_path: Path, kept: int, archive: bool):
+def test_a_truncated_file_is_rejected(tmp_path: Path, kept: int, archive: bool):
     path = saved(tmp_path / "a.pt", {"weight": torch.ones(64)}, archive=archive)
     path.write_bytes(path.read_bytes()[:kept])
     assert refusal(path) in (
@@ -134,17 +134,17 @@ def test_a_truncated_file_is_refused(tmp_path: Path, kept: int, archive: bool):
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04" + bytes(200), b"\x80\x02}.", b"version https://git-lfs", bytes(600)])
-def test_other_files_are_refused(tmp_path: Path, content: bytes):
+def test_other_files_are_rejected(tmp_path: Path, content: bytes):
     (tmp_path / "a.pt").write_bytes(content)
     assert "truncated" in refusal(tmp_path / "a.pt")
 
 
-def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path):
+def test_a_missing_file_and_a_directory_are_rejected(tmp_path: Path):
     for path, why in ((tmp_path, "Is a directory"), (tmp_path / "none.pt", "No such file or directory")):
         assert refusal(path) == f"FILE cannot be read: {why}: copy the file again"
 
 
-def test_a_tar_file_is_refused_and_not_unpacked(tmp_path: Path):
+def test_a_tar_file_is_rejected_and_not_unpacked(tmp_path: Path):
     (tmp_path / "storages").write_bytes(bytes(8))
     with tarfile.open(tmp_path / "a.pt", "w") as tar:
         tar.add(tmp_path / "storages", "storages")
@@ -160,7 +160,7 @@ def test_the_size_is_checked_before_anything_is_read(tmp_path: Path, archive: bo
     assert refusal(path, size - 1) == expected
 
 
-def test_an_archive_that_unpacks_to_more_is_refused_before_it_is_read(tmp_path: Path, monkeypatch):
+def test_an_archive_that_unpacks_to_more_is_rejected_before_it_is_read(tmp_path: Path, monkeypatch):
     path = saved(tmp_path / "a.pt", torch.zeros(1 << 18))
     repacked(path, lambda _, data: data, zipfile.ZIP_DEFLATED)
     monkeypatch.setattr(torch, "load", None)
@@ -168,7 +168,7 @@ def test_an_archive_that_unpacks_to_more_is_refused_before_it_is_read(tmp_path: 
     assert refusal(path, 1 << 16).startswith("FILE: the record 'a/data.pkl' is compressed")
 
 
-def test_records_that_lie_about_their_size_are_refused(tmp_path: Path, monkeypatch):
+def test_records_that_lie_about_their_size_are_rejected(tmp_path: Path, monkeypatch):
     """The directory at the end of an archive names more bytes than the file has."""
     path = saved(tmp_path / "a.pt", torch.zeros(16))
     data = bytearray(path.read_bytes())
@@ -179,7 +179,7 @@ def test_records_that_lie_about_their_size_are_refused(tmp_path: Path, monkeypat
     assert f"expected at most 65536 of {MOST}" in refusal(path)
 
 
-def test_a_view_with_more_numbers_than_the_file_is_refused(tmp_path: Path):
+def test_a_view_with_more_numbers_than_the_file_is_rejected(tmp_path: Path):
     path = saved(tmp_path / "a.pt", {"weight": torch.ones(1).expand(1 << 20, 1 << 10)})
     assert path.stat().st_size < 4096
     assert refusal(path) == f"FILE: its tensors take {1 << 32} bytes, expected at most {MOST}"
@@ -209,7 +209,7 @@ VALUE = {"module.a": torch.arange(8.0), "b": [1, "x", (2.5, None)], "c": torch.o
 
 @settings(max_examples=150, deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=5))
-def test_a_damaged_file_is_read_or_refused(archive: bool, damage: list[tuple[float, int]]):
+def test_a_damaged_file_is_read_or_rejected(archive: bool, damage: list[tuple[float, int]]):
     with tempfile.TemporaryDirectory() as folder:
         path = saved(Path(folder) / "a.pt", VALUE, archive=archive)
         data = bytearray(path.read_bytes())
@@ -232,7 +232,7 @@ class Unprintable(tuple):
     __repr__ = __str__ = None
 
 
-def test_a_key_is_told_by_its_type_alone(tmp_path: Path, monkeypatch):
+def test_a_bad_key_is_reported_only_by_its_type(tmp_path: Path, monkeypatch):
     path = saved(tmp_path / "a.pt", torch.ones(1))
     for key in (Unprintable(), None, 1.5, True):
         monkeypatch.setattr(torch, "load", lambda *_, key=key, **__: {"x": [{key: torch.ones(1)}]})

@@ -15,7 +15,7 @@ LOW, HIGH = np.array([-2.0, 0.5, 3.0], np.float32), np.array([1.0, 4.5, 3.0], np
 
 
 @pytest.mark.parametrize("kind", [MEAN_STD, *RANGES])
-def test_what_is_normalised_comes_back(kind: str):
+def test_normalisation_is_undone(kind: str):
     """But for a number whose statistics leave it no room."""
     values = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
     affine = Affine.of(kind, [LOW, HIGH], 1e-8)
@@ -24,7 +24,7 @@ def test_what_is_normalised_comes_back(kind: str):
 
 
 @pytest.mark.parametrize("kind", [MEAN_STD, *RANGES])
-def test_what_is_restored_goes_back_where_the_scale_is_not_0(kind: str):
+def test_restoring_is_inverted_where_the_scale_is_not_0(kind: str):
     affine = Affine.of(kind, [LOW, np.array([1.0, 4.5, 0.0], np.float32)], 1e-8)
     values = np.random.default_rng(0).normal(size=(5, 3))
     again = affine.unrestored(affine.restored(values))

@@ -132,7 +132,7 @@ def frame(policy: Any, seq: int) -> SubmitFrame:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_not_finite_is_a_hold_and_after_three_a_stop(tmp_path: Path, name: str, number: float):
+def test_actions_that_are_not_finite_become_hold_and_after_three_stop(tmp_path: Path, name: str, number: float):
     case, said = CASES[name], list[Message]()
     directory = case.write(tmp_path / name)
     spoil(directory / case.file, case.tensor, number)
@@ -158,7 +158,7 @@ def test_what_is_not_finite_is_a_hold_and_after_three_a_stop(tmp_path: Path, nam
     assert all(each.chunk is None for each in commands)
 
 
-def test_un_normalising_keeps_what_is_not_finite(tmp_path: Path):
+def test_un_normalising_keeps_values_that_are_not_finite(tmp_path: Path):
     """Where the limits of an action would make a position of it."""
     for name in ("oft", "clamped"):
         case = CASES[name]

@@ -76,7 +76,7 @@ def test_a_checkpoint_of_its_kind_is_served(stub_plugin: None, tmp_path: Path):
         family_of(folder_of(tmp_path / "other", type="other"))
 
 
-def test_control_finds_it_without_torch(tmp_path: Path):
+def test_control_finds_a_plug_in_without_torch(tmp_path: Path):
     directory = stub_checkpoint(tmp_path / "stub")
     code = (
         "import sys\nfrom pathlib import Path\nfrom edgeflow.service.host.preflight import check_model_directory\n"
@@ -85,7 +85,7 @@ def test_control_finds_it_without_torch(tmp_path: Path):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, env=environment())
 
 
-def test_one_that_imports_torch_in_control_is_refused(install: Install, tmp_path: Path):
+def test_a_plug_in_that_imports_torch_in_control_is_rejected(install: Install, tmp_path: Path):
     folder = install(f"import torch\n{FAMILY}")
     (folder / "torch.py").write_text("")  # another one, which takes no second to load
     code = (
@@ -115,7 +115,7 @@ def test_one_that_imports_torch_in_control_is_refused(install: Install, tmp_path
         (FAMILY.replace('name="other"', 'name="another"'), "", "TypeError"),
     ],
 )
-def test_a_broken_one_disturbs_no_other(install: Install, tmp_path: Path, code: str, value: str, named: str):
+def test_a_broken_plug_in_disturbs_no_other(install: Install, tmp_path: Path, code: str, value: str, named: str):
     install(code, value=value)
     install(FAMILY.replace('"other"', '"sound"'), distribution="robot-sound", name="sound")
     assert family_of(write_checkpoint(tmp_path / "act")).name == "act"
@@ -131,14 +131,14 @@ def test_a_broken_one_disturbs_no_other(install: Install, tmp_path: Path, code: 
     assert broken.found.startswith(f"robot-other 2.5: {named}(") and broken.advice
 
 
-def test_one_that_trips_over_files_disturbs_no_other(install: Install, tmp_path: Path):
+def test_a_plug_in_that_fails_on_files_disturbs_no_other(install: Install, tmp_path: Path):
     install(FAMILY)
     with pytest.raises(CheckpointError, match=r"has type 'x'; .*robot-other 2\.5 cannot be used \(KeyError\)"):
         family_of(folder_of(tmp_path / "unknown", type="x"))
     assert detected(tmp_path / "unknown") is None
 
 
-def test_two_of_one_name_are_refused(install: Install, tmp_path: Path):
+def test_two_plug_ins_of_one_name_are_rejected(install: Install, tmp_path: Path):
     install(FAMILY)
     install(FAMILY, distribution="robot-twin")
     both = r"policy\.family: other is brought by robot-other 2\.5 and by robot-twin 2\.5: remove one"
@@ -150,7 +150,7 @@ def test_two_of_one_name_are_refused(install: Install, tmp_path: Path):
     assert "robot-twin" in doctor._plugins()[0].found
 
 
-def test_none_takes_the_name_of_a_built_in_one(install: Install, tmp_path: Path):
+def test_a_plug_in_cannot_take_the_name_of_a_built_in_family(install: Install, tmp_path: Path):
     install(FAMILY.replace('"other"', '"act"'), name="act")
     directory = write_checkpoint(tmp_path / "act")
     assert family_of(directory) is next(each for each in registry.FAMILIES if each.name == "act")
@@ -165,7 +165,7 @@ def test_a_checkpoint_that_a_built_in_one_recognises_is_its_own(install: Install
     assert family_of(directory, "other").name == "other"
 
 
-def test_the_one_of_the_documents_runs(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_plug_in_of_the_documents_runs(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     text = (ROOT / "docs/policies/write-your-own.md").read_text()
     start, code, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert code.endswith(f"\n{start}")

@@ -54,7 +54,7 @@ def test_recorded_observations_get_the_recorded_actions(stub_plugin: None, tmp_p
         assert np.array_equal(found, np.atleast_2d(each.actions))
 
 
-def test_one_that_does_not_look_counts_rows(stub_plugin: None, tmp_path: Path):
+def test_a_stub_that_ignores_pixels_counts_rows(stub_plugin: None, tmp_path: Path):
     policy = loaded(stub_checkpoint(tmp_path / "stub", actions=2, horizon=3, looks=False), {})
     seen = Observation(images={"camera": Image(1, 1, b"abc")}, instruction="go")
     assert answer_of(policy, seen).tolist() == [[0, 0], [1, 1], [2, 2]]

@@ -155,7 +155,7 @@ def chain(rows: int = 5, places: int = 100) -> DraftRule:
     return DraftRule(form=DraftForm.CHAIN, rows=rows, places=places)
 
 
-def test_a_verification_by_hand():
+def test_a_verification_computed_by_hand():
     plan = RequestPlan(number=0, slot=0, rows=3, tokens=20, rule=chain())
     first = plan.next(9)
     assert first is not None and (first.start, first.length, first.samples, first.drafts) == (0, 3, 1, 0)
@@ -184,7 +184,7 @@ def test_a_plan_waits_where_all_that_is_left_may_be_in_flight():
     assert not plan.is_blocked and plan.next(9) is not None
 
 
-def test_tokens_behind_a_stop_token_are_left_out():
+def test_tokens_after_a_stop_token_are_left_out():
     tree = DraftRule(form=DraftForm.TREE, rows=9, places=100)
     for stop_ids, tokens, answer, finish in (
         (frozenset({STOP}), 9, (1, STOP), Finish.STOP),
@@ -246,7 +246,7 @@ def test_one_row_less_of_a_folded_prefix(folding: Folding, prefix: int, shared: 
 
 
 @given(st.integers(1, 64), st.integers(0, 63), st.integers(0, 32), st.integers(0, 2000))
-def test_as_many_drafts_as_pay(judged: int, right: int, most: int, row_permille: int):
+def test_the_number_of_drafts_maximises_tokens_per_time(judged: int, right: int, most: int, row_permille: int):
     """The twin computes in fractions; where two numbers of drafts are about as good, either will do."""
     right = min(max(right, 1), judged)
     share, cost = Fraction(right, judged), Fraction(row_permille, 1000)

@@ -106,7 +106,7 @@ def test_before_a_measurement_each_frame_takes_all_passes():
     )
 
 
-def test_frames_that_come_slowly_leave_one_by_one():
+def test_slow_frames_leave_one_by_one():
     (found,) = forecast(TIMES, LIMITS, [robot(period_ns=1000 * MS, patience_ns=60 * MS, known=verification())])
     mean = sum(passes * share for passes, share in enumerate(SHARES, 1)) / 100
     assert found.overtaken == 0, "there is never a newer one in flight"

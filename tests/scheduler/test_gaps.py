@@ -48,7 +48,7 @@ def test_steps_that_take_longer_than_they_should_have_less_room():
     assert Gaps(1).room_ns(0) == UNBOUNDED // 2, "before any step is known, half"
 
 
-def test_one_accident_among_the_steps_is_no_measure_and_two_are_forgotten():
+def test_one_slow_step_is_an_outlier_and_two_are_forgotten_in_time():
     made = gaps()
     made.arrived(1, 0)
     made.served(0, 100, 1000)
@@ -60,7 +60,7 @@ def test_one_accident_among_the_steps_is_no_measure_and_two_are_forgotten():
     assert room(made, 0) == [50], "and steps that are quicker change nothing"
 
 
-def test_a_refused_request_is_no_step():
+def test_a_rejected_request_is_no_step():
     made = gaps()
     made.arrived(1, 0)
     for _ in range(2):
@@ -90,7 +90,7 @@ def test_an_early_frame_makes_the_next_one_early():
     assert room(made, 60) == [32]
 
 
-def test_a_frame_half_a_period_late_begins_another_beat():
+def test_a_frame_half_a_period_late_starts_a_new_phase():
     made = gaps()
     made.arrived(1, 0)
     made.arrived(1, 80 * MS)

@@ -112,13 +112,13 @@ def test_a_forecast_of_a_lone_robot_is_the_closed_form():
     assert alone[7].age_ns == 7 * 66 * MS
 
 
-def test_a_slow_camera_drains_what_is_under_way():
+def test_with_a_slow_camera_frames_in_flight_are_drained():
     (seen,) = forecast(TIMES, limits(), [ForecastSession(pace=Pace(7), period_ns=1000 * MS)])
     assert seen.fps == pytest.approx(1, rel=0.05)
     assert seen.age_ns == (60 + 2 + 6 * 10) * MS
 
 
-def test_a_fast_camera_loses_frames_not_age():
+def test_a_fast_camera_skips_frames_instead_of_adding_latency():
     (seen,) = forecast(TIMES, limits(), [ForecastSession(pace=Pace(1), period_ns=10 * MS)])
     assert seen.fps == pytest.approx(1000 / 120, rel=0.05)
     assert 120 * MS <= seen.age_ns <= seen.worst_age_ns <= 130 * MS
@@ -143,7 +143,7 @@ def test_small_drift_is_kept_and_large_drift_is_taken_up():
     assert model.times.decode_ns == 5 * MS
 
 
-def test_rates_are_counted_from_action_to_action():
+def test_rates_are_measured_between_actions():
     """A window that is no whole number of periods must not cost a robot a part of its rate."""
     for count in (1, 2, 3, 5):
         for seen in forecast(TIMES, limits(), [ForecastSession(pace=Pace(1), period_ns=1000 * MS)] * count):

@@ -33,7 +33,7 @@ TIMES = PassTimes(
 PROGRAMS = st.lists(BEHIND, max_size=3).map(lambda stages: StageProgram((PROMPT_STAGE, *stages)))
 
 
-def test_what_a_program_says_of_itself():
+def test_properties_of_programs():
     seven = StageProgram.tokens(7)
     assert (seven.passes, seven.drafts, seven.unrolled[0].rows, seven.unrolled[6].rows) == (7, 6, PROMPT, 1)
     assert (StageProgram.tokens(1).passes, StageProgram.tokens(1).drafts) == (1, 0)
@@ -83,7 +83,7 @@ def test_stages_that_overwrite_enter_where_the_first_of_them_does(shift: Shift):
     assert [move.length for move in moves] == ([] if shift is Shift.ROTATE else [ROWS, *[ROWS + 1] * 4])
 
 
-def test_a_program_that_no_ring_holds_is_refused():
+def test_a_program_that_no_ring_holds_is_rejected():
     scheduler = Scheduler(replace(LIMITS, stages=5, max_sessions=1))
     with pytest.raises(ValueError, match="6 passes does not fit a ring of 5 slots"):
         scheduler.open(0, 1, Pace(1), DENOISING)
@@ -165,7 +165,7 @@ def test_a_step_is_one_decode_row_however_many_rows_it_has():
     assert (DENOISING.step_rows, StageProgram.tokens(7).step_rows) == (5, 0)
 
 
-def test_where_frames_have_two_passes_a_further_step_is_not_free():
+def test_with_two_passes_per_frame_a_further_step_is_not_free():
     """One robot never has two steps in a pass there, so their slope is not measured without a prefill."""
     times = replace(TIMES, stages=2, packed_ns=64 * MS, decodes_ns=TIMES.decode_ns)
     assert [times.pass_ns(0, steps) for steps in (1, 2, 3)] == [10 * MS, 14 * MS, 18 * MS]

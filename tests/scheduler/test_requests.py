@@ -63,7 +63,7 @@ def test_chunks_cover_the_prompt_once_and_in_order(rows: int, known: int, tokens
     given_tokens=st.lists(st.integers(5, 9), min_size=8, max_size=8),
     late=st.integers(0, 2),
 )
-def test_an_answer_ends_with_its_stop_token_whatever_is_under_way(tokens: int, given_tokens: list[int], late: int):
+def test_an_answer_ends_with_its_stop_token_whatever_is_in_flight(tokens: int, given_tokens: list[int], late: int):
     plan = RequestPlan(number=0, slot=0, rows=2, tokens=tokens, stop_ids=frozenset({STOP}))
     answer: list[int] = []
     flying: deque[int | None] = deque()

@@ -51,7 +51,7 @@ def test_pipelined_packs_the_newest_prefill_with_all_decodes():
     assert scheduler.counts.full_passes == 2
 
 
-def test_what_is_under_way_drains_after_the_grace_time():
+def test_frames_in_flight_drain_after_the_grace_time():
     scheduler = make(K, drain_ns=5)
     offer(scheduler, 1)
     scheduler.plan(0)
@@ -241,7 +241,7 @@ def test_rings_are_limited_and_come_back():
     scheduler.open(7, 1, Pace(1))
 
 
-def test_a_ring_that_came_back_is_nobody_else_s():
+def test_a_returned_ring_is_not_shared():
     scheduler = make(1, sessions=3)
     scheduler.close(1)
     scheduler.open(7, 1, Pace(1))

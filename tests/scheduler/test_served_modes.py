@@ -32,7 +32,7 @@ def test_speculative_is_serial_where_an_action_has_one_token():
         (Pace(1), 1, Mode.SERIAL),
     ],
 )
-def test_auto_is_the_mode_of_the_pace_that_it_chose(pace: Pace, stages: int, mode: Mode):
+def test_auto_reports_the_mode_of_the_chosen_pace(pace: Pace, stages: int, mode: Mode):
     assert served_mode(Mode.AUTO, pace, stages) is mode
 
 

@@ -42,7 +42,7 @@ def test_a_chunk_is_what_fits_before_the_next_frame():
     launched=st.lists(st.tuples(st.integers(0, 5 * MS), st.integers(0, 8 * MS)), max_size=8),
     now_ns=st.integers(0, 49 * MS),
 )
-def test_what_is_launched_and_not_finished_comes_off_the_room(launched: list[tuple[int, int]], now_ns: int):
+def test_passes_in_flight_reduce_the_room(launched: list[tuple[int, int]], now_ns: int):
     """Passes run one after the other, each from its launch or from the end of the one before."""
     made, free_ns, at_ns = turns(), 0, 0
     for after_ns, lasts_ns in launched:
@@ -63,7 +63,7 @@ def test_what_is_launched_and_not_finished_comes_off_the_room(launched: list[tup
     assert rows(made, now_ns) == rows(turns(), now_ns), "nothing is under way"
 
 
-def test_chat_that_waited_too_long_has_a_step_whatever_is_under_way():
+def test_chat_that_waited_too_long_gets_a_step_whatever_is_in_flight():
     made = turns(arrived_ns=PATIENCE_NS)
     made.launched(PATIENCE_NS, 200 * MS)
     assert rows(made, PATIENCE_NS - 1, idle=False) == 0

@@ -134,7 +134,7 @@ def test_answers_of_another_width_have_their_own_measurement():
     assert model.of(STAGES, 0) == VerificationPasses((0, WHOLE, 0, 0, 0, 0, 0))
 
 
-def test_only_large_changes_are_news():
+def test_only_large_changes_are_reported():
     model = VerificationModel()
     assert model.observe([sample(2)] * 100)
     assert not model.observe([sample(3)] * 24), "a mean of 2.19 is within 10 % of 2"

@@ -77,7 +77,7 @@ def test_generation_tags_are_as_in_transformers(tmp_path: Path, source: str):
 
 
 @pytest.mark.parametrize("source", ["{% generation %}", "{% endgeneration %}", "{% generation %}{% endfor %}"])
-def test_a_generation_tag_that_does_not_end_is_told(source: str):
+def test_a_generation_tag_that_does_not_end_is_reported(source: str):
     with pytest.raises(CheckpointError, match="chat_template is not a template"):
         ChatTemplate(source, {})
 
@@ -111,14 +111,14 @@ def test_where_a_template_is_found(tmp_path: Path, files: dict[str, str], wanted
     assert template is not None and template([]) == (wanted or "")
 
 
-def test_no_template_is_none_and_a_wrong_one_is_told(tmp_path: Path):
+def test_no_template_is_none_and_a_wrong_one_is_reported(tmp_path: Path):
     assert ChatTemplate.load(tmp_path) is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": 5}))
     with pytest.raises(CheckpointError, match="must be text or a list of named texts"):
         ChatTemplate.load(tmp_path)
 
 
-def test_a_template_may_refuse():
+def test_a_template_may_reject_a_conversation():
     template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
     with pytest.raises(InvalidArgument, match="messages: roles must alternate"):
         template(TURNS)
@@ -135,7 +135,7 @@ def test_a_template_may_refuse():
         "{{ 1 / 0 }}",
     ],
 )
-def test_a_template_computes_text_and_nothing_else(source: str):
+def test_a_template_can_only_compute_text(source: str):
     with pytest.raises(InvalidArgument, match="does not accept these messages"):
         ChatTemplate(source, {})(TURNS)
 
@@ -198,7 +198,7 @@ def test_a_process_that_is_stopped_or_lost_is_replaced():
     assert template(TURNS) == "Be brief."
 
 
-def test_a_template_that_cannot_be_compiled_is_told_when_it_is_started():
+def test_a_template_that_cannot_be_compiled_is_reported_when_it_is_started():
     template = ChatTemplate("{{ messages | nothing }}", {})
     with pytest.raises(CheckpointError, match="No filter named 'nothing'"):
         template.start()

@@ -38,14 +38,14 @@ def test_the_ids_are_those_of_the_library(tokenizer: Tokenizer, text: str):
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:8]))
-def test_what_fits_is_never_called_too_long_and_what_is_twice_too_long_always(tokenizer: Tokenizer, text: str):
+def test_texts_that_fit_are_never_too_long_and_texts_of_twice_the_length_always_are(tokenizer: Tokenizer, text: str):
     assert len(text) > 3 * PIECE
     count = len(encode(tokenizer, text, special=False))
     assert not far_exceeds(tokenizer, text, count)
     assert far_exceeds(tokenizer, text, count // 2)
 
 
-def test_of_what_is_far_too_long_only_the_beginning_is_encoded(monkeypatch: pytest.MonkeyPatch):
+def test_only_the_beginning_of_a_far_too_long_text_is_encoded(monkeypatch: pytest.MonkeyPatch):
     seen: list[int] = []
 
     def counted(tokenizer: Tokenizer, text: str, *, special: bool) -> list[int]:

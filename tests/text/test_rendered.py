@@ -137,7 +137,7 @@ def test_spaces_around_special_tokens_are_read_alike(tmp_path: Path, normalized:
     assert ids.count(len(words) + 1) == 1
 
 
-def test_a_tokenizer_that_cannot_spell_a_special_token_refuses_it(tmp_path: Path):
+def test_a_special_token_that_cannot_be_encoded_as_text_is_rejected(tmp_path: Path):
     made = Tokenizer(models.WordLevel(vocab={"?": 0, "<s>": 1, "a": 2}, unk_token="?"))
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(["<s>"])

@@ -52,7 +52,7 @@ def test_tokens_are_named_as_in_transformers(tmp_path: Path, config: Any, map_: 
     assert TextTokenizer(tmp_path, VOCAB).end == (None if "added_tokens_decoder" in config else END)
 
 
-def test_a_map_that_is_no_object_is_told(tmp_path: Path):
+def test_a_map_that_is_no_object_is_reported(tmp_path: Path):
     (tmp_path / "special_tokens_map.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"special_tokens_map\.json must hold a JSON object"):
         special_tokens(tmp_path)

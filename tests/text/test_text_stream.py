@@ -58,7 +58,7 @@ def test_any_tokens_make_the_text_of_all_of_them(ids: list[int]):
 
 
 @given(text=st.text("ab<", max_size=20), stops=st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3))
-def test_nothing_of_a_stop_string_is_given_out(text: str, stops: list[str]):
+def test_no_part_of_a_stop_string_is_returned(text: str, stops: list[str]):
     pieces, stopped = stream(ids_of(text), stops)
     places = [text.find(stop) for stop in stops if stop in text]
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
@@ -80,7 +80,7 @@ def test_a_stop_string_may_begin_and_end_within_tokens():
     assert made.push(3) == "" and made.finish() == ""
 
 
-def test_what_was_held_comes_at_the_end():
+def test_held_back_text_comes_at_the_end():
     made = TextStream(Decoding(BYTES), (), ["<end>"])
     assert "".join(made.push(token) for token in ids_of("a<en")) == "a"
     assert made.finish() == "<en" and not made.stopped
@@ -94,7 +94,7 @@ def test_special_tokens_give_no_text(before: list[int]):
     assert "".join(pieces) == "ab"
 
 
-def test_a_space_that_begins_an_answer_is_kept():
+def test_a_leading_space_of_an_answer_is_kept():
     """Tokenizers of the Llama kind drop the space that begins a text, which an answer is not."""
     made = Tokenizer(models.BPE(vocab={"▁a": 0, "▁b": 1}, merges=[]))
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])

@@ -43,12 +43,12 @@ def test_a_chat_may_contain_it_as_text_and_a_template_may_not_write_it(tmp_path:
         text.encode_rendered(f"[PAD]{said}", marks)
 
 
-def test_the_definition_for_schemas_has_the_tokens_of_the_model_alone(tmp_path: Path):
+def test_the_definition_for_schemas_has_only_the_tokens_of_the_model(tmp_path: Path):
     definition = saved(tmp_path, AddedToken("[PAD]", special=True)).definition
     assert Tokenizer.from_str(definition).get_vocab() == tokenizer().get_vocab()
 
 
-def test_the_tokenizer_of_a_larger_model_is_told(tmp_path: Path):
+def test_the_tokenizer_of_a_larger_model_is_reported(tmp_path: Path):
     tokenizer().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json has ids up to 255, but the model's vocab_size is 100"):
         TextTokenizer(tmp_path, 100)

@@ -160,7 +160,7 @@ class _Choose:
     logits: Tensor
     kind: SamplingKind
     allowed: Tensor | None
-    """Tokens that a grammar permits, as in `Verifier.verify`."""
+    """The tokens that a grammar permits, as in `Verifier.verify`."""
 
     def most(self, counts: Tensor) -> Tensor:
         """How many of so many tokens may be verified [S]: after its last mask a grammar says nothing."""

@@ -202,7 +202,7 @@ def test_over_eight_bits(tmp_path: Path, likely: list[int], kind: str):
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["run", "replayed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_warm_up_leaves_nothing_behind(
+def test_a_warm_up_leaves_no_trace(
     model: ChatModel, likely: list[int], right: Callable[[str, str, bool], list[int]], kind: str, graphs: bool
 ):
     """Passes of every kind in an empty slot, before the first request."""

@@ -75,7 +75,7 @@ def test_a_head_is_served_as_configured(
         ({"target_hidden_size": 64}, ("64", "48")),
     ],
 )
-def test_a_head_of_another_base_is_refused_by_its_headers(
+def test_a_head_of_another_base_is_rejected_by_its_headers(
     base: tuple[Path, ChatModel], head: Path, tmp_path: Path, entries: dict[str, Any], told: tuple[str, str]
 ):
     (tmp_path / "config.json").write_text(json.dumps({**json.loads((head / "config.json").read_text()), **entries}))
@@ -85,7 +85,7 @@ def test_a_head_of_another_base_is_refused_by_its_headers(
     assert all(number in str(caught.value) for number in told), caught.value
 
 
-def test_a_head_that_is_not_there_is_told_by_its_key(base: tuple[Path, ChatModel], tmp_path: Path):
+def test_a_head_that_is_not_there_is_reported_by_its_key(base: tuple[Path, ChatModel], tmp_path: Path):
     """Embedded models are no heads."""
     for name in (str(tmp_path / "missing"), "demo"):
         with pytest.raises(StartError, match=r"chat\.eagle3\.model: .* is not a directory: give .* an EAGLE-3 head"):

@@ -158,7 +158,7 @@ def test_an_answer_ends_where_the_slot_does(engines, model: ChatModel, graphs: b
         ],
     ),
 )
-def test_a_fold_is_not_launched_behind_a_pass_that_may_give_fewer_tokens(
+def test_a_fold_is_not_launched_after_a_pass_that_may_give_fewer_tokens(
     model: ChatModel, likely: list[int], kind: str, fold: str, graphs: bool, launched
 ):
     """In a prompt with two folds, and after it, over several more."""

@@ -114,7 +114,7 @@ def same_memory(engine: ChatEngine, slot: int, twin: StreamingTwin) -> None:
 
 @settings(max_examples=25)
 @given(rules(), st.integers(1, 60), st.integers(1, 22), st.integers(1, 40), st.booleans())
-def test_any_cut_gives_what_the_twin_gives(
+def test_any_division_into_passes_equals_the_twin(
     model: ChatModel, base: PlainBase, rules: GateRules, rows: int, tokens: int, chunk: int, by_head: bool
 ):
     gate, ids = gate_of(model, rules, by_head=by_head), ids_of(rows)
@@ -277,7 +277,7 @@ def test_a_draw_depends_on_the_position_not_on_the_place(model: ChatModel):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_memory_that_is_not_finite_ends_its_request_alone(model: ChatModel, base: PlainBase, bad: float):
+def test_a_memory_that_is_not_finite_ends_only_its_request(model: ChatModel, base: PlainBase, bad: float):
     gate = gate_of(model, SMALL)
     engine = engine_of(model, gate, slots=2)
     broken, sound = request(engine, ids_of(30), 9), request(engine, ids_of(30), 9, slot=1)
@@ -294,7 +294,7 @@ def test_a_memory_that_is_not_finite_ends_its_request_alone(model: ChatModel, ba
         assert each.tokens == greedy(base, gate, ids_of(30), 9)
 
 
-def test_a_prefix_with_a_memory_that_is_not_finite_is_refused(model: ChatModel, base: PlainBase):
+def test_a_prefix_with_a_memory_that_is_not_finite_is_rejected(model: ChatModel, base: PlainBase):
     gate = gate_of(model, SMALL)
     engine = engine_of(model, gate, slots=2)
     fixed = FixedPrefix(model.prompt(ids_of(30)), 1)

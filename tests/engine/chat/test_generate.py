@@ -229,7 +229,7 @@ def test_an_answer_ends_with_its_stop_token_or_where_room_ends(model: ChatModel)
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_not_finite_is_told(model: ChatModel, bad: float, temperature: float, monkeypatch):
+def test_logits_that_are_not_finite_are_reported(model: ChatModel, bad: float, temperature: float, monkeypatch):
     logits = model.decoder.logits
     monkeypatch.setattr(model.decoder, "logits", lambda *rows: logits(*rows).index_fill(1, torch.tensor([9]), bad))
     engine = engine_of(model)
@@ -274,7 +274,7 @@ def test_a_constraint_is_that_of_its_request_in_a_shared_pass(model: ChatModel, 
             assert [token % 3 for token in alone.tokens] == [(first + at) % 3 for at in range(6)]
 
 
-def test_a_prompt_that_does_not_fit_is_told(model: ChatModel):
+def test_a_prompt_that_does_not_fit_is_reported(model: ChatModel):
     prompt = model.text_prompt("x" * 9)
     with pytest.raises(InvalidArgument, match="9 tokens, at most 8") as caught:
         Generation(engine_of(model, capacity=8), prompt, GREEDY)

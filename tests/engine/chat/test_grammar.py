@@ -91,7 +91,7 @@ def test_greedy_answers_and_penalties_keep_to_it_too(model: ChatModel, grammars:
         assert json.loads(answer(model, grammars, SCHEMA, **params)[0])["kind"] in ("cup", "arm")
 
 
-def test_without_the_schema_the_model_says_something_else(model: ChatModel, grammars: Grammars):
+def test_without_the_schema_the_answer_is_another_one(model: ChatModel, grammars: Grammars):
     """That the tests above can fail."""
     engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
     generation = Generation(engine, model.text_prompt("go"), SamplingParams(max_tokens=20))
@@ -125,14 +125,14 @@ def test_an_answer_may_be_cut_by_its_length(model: ChatModel, grammars: Grammars
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_be_is_refused_with_the_reason(grammars: Grammars, schema: Any):
+def test_an_impossible_schema_is_rejected_with_the_reason(grammars: Grammars, schema: Any):
     with pytest.raises(InvalidArgument) as caught:
         compiled(grammars, schema)
     assert (caught.value.field, caught.value.reason) == ("schema", "SCHEMA")
     assert 10 < len(caught.value.text) < 250
 
 
-def test_the_alternative_that_cannot_be_is_named(grammars: Grammars):
+def test_the_impossible_alternative_is_named(grammars: Grammars):
     strange = {"$ref": "#/$defs/strange"}
     schema = {
         "$defs": {"strange": {"if": {}}},
@@ -148,7 +148,7 @@ def test_the_alternative_that_cannot_be_is_named(grammars: Grammars):
         assert caught.value.field.partition(".")[0] == "schema"
 
 
-def test_what_is_no_json_is_refused(grammars: Grammars):
+def test_text_that_is_not_json_is_rejected(grammars: Grammars):
     with pytest.raises(InvalidArgument):
         grammars.compile("{").result(timeout=30)
 
@@ -158,7 +158,7 @@ def test_a_model_that_cannot_end_cannot_follow_a_schema(model: ChatModel):
         Grammars(model.tokenizer, model.config.vocab_size, (), CPU).compile("{}").result(timeout=30)
 
 
-def test_a_tokenizer_that_the_library_does_not_know_is_told(model: ChatModel):
+def test_a_tokenizer_that_the_library_does_not_know_is_reported(model: ChatModel):
     with pytest.raises(InvalidArgument, match="tokenizer cannot"):
         Grammars(Strange(), model.config.vocab_size, (END,), CPU).compile("{}").result(timeout=30)
 
@@ -190,7 +190,7 @@ def nested(levels: int) -> dict[str, Any]:
     ],
     ids=lambda schema: str(schema)[:40],
 )
-def test_hostile_schemas_are_compiled_or_refused_in_bounded_time(grammars: Grammars, schema: Any):
+def test_hostile_schemas_are_compiled_or_rejected_in_bounded_time(grammars: Grammars, schema: Any):
     future = grammars.compile(json.dumps(schema))
     assert future.exception(timeout=60) is None or isinstance(future.exception(), InvalidArgument)
     if future.exception() is None:
@@ -201,7 +201,7 @@ def test_hostile_schemas_are_compiled_or_refused_in_bounded_time(grammars: Gramm
 PRODUCT = {"allOf": [{"type": "number", "multipleOf": step} for step in (0.7, 0.9, 1.1, 1.3, 1.7, 1.9, 2.3)]}
 
 
-def test_what_compiles_for_too_long_is_killed_and_the_next_schema_is_compiled(
+def test_a_schema_that_compiles_for_too_long_is_killed_and_the_next_is_compiled(
     model: ChatModel, monkeypatch: pytest.MonkeyPatch
 ):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
@@ -233,7 +233,7 @@ def test_the_kernel_ends_what_uses_the_processor_for_too_long(model: ChatModel, 
         compiled(grammars, PRODUCT)
 
 
-def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatch: pytest.MonkeyPatch):
+def test_the_kernel_rejects_memory_beyond_the_limit(model: ChatModel, monkeypatch: pytest.MonkeyPatch):
     grammars = limited(model, monkeypatch, MEMORY_BYTES=1 << 20)
     with pytest.raises(InvalidArgument, match=r"needs (more than 512 MiB|too much memory)"):
         compiled(grammars, {"enum": [f"{i:04}" * 8 for i in range(1500)]})
@@ -251,7 +251,7 @@ def test_the_kernel_refuses_memory_beyond_the_limit(model: ChatModel, monkeypatc
         ("sys.exit(0)", "was lost"),
     ],
 )
-def test_the_cause_is_how_the_process_ended_also_some_time_after_its_pipe(
+def test_the_exit_code_gives_the_cause_even_after_the_pipe_has_closed(
     model: ChatModel, monkeypatch: pytest.MonkeyPatch, dying: str, told: str
 ):
     imports = f"import sys; sys.path[:] = {sys.path!r}; import edgeflow.engine.chat.grammar_child as c"
@@ -264,7 +264,7 @@ def test_the_cause_is_how_the_process_ended_also_some_time_after_its_pipe(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
-def test_a_process_that_is_killed_or_stopped_is_nobodys_schemas_fault(model: ChatModel, number: signal.Signals):
+def test_a_killed_or_stopped_process_is_not_blamed_on_a_schema(model: ChatModel, number: signal.Signals):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     grammar = compiled(grammars, SCHEMA)
     process = grammars._process._process
@@ -290,7 +290,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_follows_a_schema(chat_direc
     assert json.loads(text) in ("cup", "arm") and finish == "stop"
 
 
-def test_a_process_that_is_lost_between_two_requests_is_not_missed(model: ChatModel):
+def test_a_process_lost_between_two_requests_is_replaced(model: ChatModel):
     grammars = Grammars(model.tokenizer, model.config.vocab_size, model.stop_ids, CPU)
     compiled(grammars, SCHEMA)
     process = grammars._process._process._process

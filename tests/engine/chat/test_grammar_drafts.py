@@ -175,7 +175,7 @@ def test_a_step_is_one_message_whatever_is_drafted(grammars: Grammars, monkeypat
     assert woken == [True, True]
 
 
-def test_what_is_more_than_a_step_is_refused_and_changes_nothing(grammars: Grammars):
+def test_too_many_tokens_in_a_step_are_rejected_and_change_nothing(grammars: Grammars):
     grammar = grammars.compile(json.dumps(NUMBERS)).result(30)
     grammar.accept(ids_of("["))
     before = grammar.allowed()

@@ -144,7 +144,7 @@ def test_the_recommended_kind_is_recorded_whole(model: ChatModel, monkeypatch):
     assert len(generation.tokens) == 5 and apart == [1], "the end of the prompt"
 
 
-def test_what_does_not_fit_runs_as_it_is(model: ChatModel):
+def test_passes_beyond_all_classes_run_unpadded(model: ChatModel):
     """The padding of a chunk would lie after the end of the slot; a longer chunk has no class."""
     prompt = model.text_prompt("abcdefgh" * 10)
     assert len(prompt) == CAPACITY
@@ -186,7 +186,7 @@ def build(model: ChatModel, graphs: str) -> BuiltChat:
     return build_chat(config, model, "f", lambda *_: None, graphs=graphs, record=record)
 
 
-def test_what_is_recorded_at_the_start_is_told(model: ChatModel):
+def test_recordings_are_reported_at_the_start(model: ChatModel):
     built = build(model, "on")
     assert built.ready().numbers.endswith(f", {len(shapes_of(replaying(model)))} graphs")
     assert built.engine.recordings == len(shapes_of(replaying(model))), "nothing else is recorded while it starts"

@@ -97,7 +97,7 @@ def test_a_loop_that_sleeps_is_woken_when_the_prompt_is_there(policy, model, gat
     run_until(bench, ChatDone)
 
 
-def test_a_refusal_and_a_stop_while_it_is_resized(policy, model, gate):
+def test_a_rejection_and_a_stop_while_it_is_resized(policy, model, gate):
     bench = ChatBench(policy, built(model))
     bench.tell(asking(picture(60)))
     bench.worker.step()

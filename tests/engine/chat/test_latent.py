@@ -42,7 +42,7 @@ def chat(**changes: object) -> ChatConfig:
     return ChatConfig.model_validate({"alias": "small", "capacity": 96, **changes})
 
 
-def test_the_slots_are_told_at_start(model: ChatModel):
+def test_the_slots_are_reported_at_start(model: ChatModel):
     built = build_chat(chat(slots=[{"id": "rest", "text": "the arm is at rest"}]), model, "f", lambda *_: None)
     ready = built.ready()
     assert ready.kv_bytes == 2 * 96 * POSITION
@@ -50,7 +50,7 @@ def test_the_slots_are_told_at_start(model: ChatModel):
     assert ready.family == "deepseek_v3" and ready.capacity == 96
 
 
-def test_the_headers_foretell_what_it_takes(directory: Path):
+def test_the_headers_predict_what_it_takes(directory: Path):
     configured = ChatConfig(model=str(directory), dtype="float32", weights="float", capacity=64)
     config = ServiceConfig(device="cpu", chat=configured)
     built = load_chat(config, lambda *_: None)
@@ -63,7 +63,7 @@ def test_the_headers_foretell_what_it_takes(directory: Path):
 
 @pytest.mark.parametrize("bits", [4, 16])
 @pytest.mark.skipif(bool(missing()), reason="torch's products hold larger scales and zero points")
-def test_what_is_foretold_is_what_is_allocated(tmp_path: Path, bits: int):
+def test_predicted_memory_equals_allocated_memory(tmp_path: Path, bits: int):
     """Of 4 bits too, where the projection of keys and values becomes floats."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 1040}
     sizes |= {"kv_lora_rank": 64, "q_lora_rank": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
@@ -74,7 +74,7 @@ def test_what_is_foretold_is_what_is_allocated(tmp_path: Path, bits: int):
     assert allocated(vars(model.decoder)) == pytest.approx(foretold, rel=0.02)
 
 
-def test_formats_of_heads_are_refused(directory: Path, model: ChatModel):
+def test_formats_of_heads_are_rejected(directory: Path, model: ChatModel):
     refusal = r"chat\.kv: int8 is for keys and values of heads, .* latent row per position for both: set it to model"
     with pytest.raises(ConfigError, match=refusal):
         build_chat(chat(kv="int8"), model, "f", lambda *_: None)

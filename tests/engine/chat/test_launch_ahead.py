@@ -247,7 +247,7 @@ def test_the_worker_answers_with_the_same_tokens(model: ChatModel, graphs: bool,
     ]
 
 
-def test_the_worker_tells_nothing_after_a_stop(stopping: ChatModel, graphs: bool, policy: OpenVLAPolicy):
+def test_the_worker_sends_nothing_after_a_stop(stopping: ChatModel, graphs: bool, policy: OpenVLAPolicy):
     bench = LaunchAheadBench(policy, stopping, graphs)
     bench.tell(start(stopping, 1, "seeded"), start(stopping, 2, "seeded", "the arm"), start(stopping, 3, "seeded"))
     while len(bench.tokens(2)) < 3:

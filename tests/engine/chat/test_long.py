@@ -98,7 +98,7 @@ def test_a_gate_is_sought_in_the_model_s_folder_and_then_in_the_working_director
         ({"long": {"length": 19}}, "chat.long.length: 19 is less than the 20 tokens from which prompts are folded"),
     ],
 )
-def test_sizes_that_do_not_fit_a_slot_are_refused_with_both_values(model: Path, changes: dict[str, Any], told: str):
+def test_sizes_that_do_not_fit_a_slot_are_rejected_with_both_values(model: Path, changes: dict[str, Any], told: str):
     with pytest.raises(ConfigError) as refused:
         read(model, **changes)
     assert told in refused.value.text
@@ -128,7 +128,7 @@ def test_a_gate_without_a_fingerprint_belongs_to_the_folder_it_lies_in(tmp_path:
     assert len(set(told.values())) == 2
 
 
-def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Path, tmp_path: Path):
+def test_a_gate_for_another_base_is_rejected_before_anything_is_loaded(model: Path, tmp_path: Path):
     text = read_published(model).text
     write_gate(tmp_path / "other", gate_for(text, "a" * 64))
     write_gate(tmp_path / "wider", gate_for(replace(text, head_dim=2 * text.head_dim)))
@@ -141,9 +141,7 @@ def test_a_gate_for_another_base_is_refused_before_anything_is_loaded(model: Pat
             chat_bytes(config)
 
 
-def test_sizes_are_refused_and_memory_is_foretold_without_a_tensor_of_the_gate(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_sizes_are_checked_and_memory_predicted_from_headers_only(model: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(memory_gate, "read_tensors", lambda path: pytest.fail("a tensor was read"))
     with pytest.raises(ConfigError, match=r"chat.long.length: 19 is less than the 20 tokens"):
         read(model, long={"length": 19})
@@ -175,7 +173,7 @@ def test_a_slot_keeps_its_size_whatever_the_length(model: Path):
     assert told == LongSlots(sink=4, window=6, segment=10, memory_bytes=4 * state) and told.threshold == 20
 
 
-def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
+def test_the_headers_predict_what_slots_with_a_memory_take(model: Path):
     text, gate = read_published(model).text, read(model)
 
     def taken(name: str) -> int:
@@ -189,7 +187,7 @@ def test_the_headers_foretell_what_slots_with_a_memory_take(model: Path):
     assert taken("gate.json") - taken("") == 4 * gate.parameters
 
 
-def test_slots_with_a_memory_that_do_not_fit_are_refused_by_what_their_size_follows_from(
+def test_slots_with_a_memory_that_do_not_fit_are_rejected_with_the_settings_of_their_size(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(build, "free_bytes", lambda device: 10)
@@ -233,7 +231,7 @@ def test_a_chunk_and_a_decode_row_are_timed_without_a_fold(
     assert all(each.before is Before.NOTHING and not each.gated for each in timed)
 
 
-def test_it_is_told_when_prompts_leave_the_positions_of_the_base(model: Path):
+def test_prompts_beyond_the_positions_of_the_base_are_reported(model: Path):
     text = read_published(model).text
     gate, local = gate_for(text, "a" * 64), gate_for(text, "a" * 64, positions="local")
     far = chat(model, long={"length": 513})

@@ -130,7 +130,7 @@ def tokens(bench: ChatBench) -> list[int]:
 
 
 @pytest.mark.parametrize("slots", [[], SLOTS], ids=["no prefix", "prefixes"])
-def test_the_answer_is_that_of_the_model_alone(model, policy, slots):
+def test_the_answer_is_that_of_the_model_by_itself(model, policy, slots):
     bench = ChatBench(policy, built(model, slots=slots))
     bench.tell(start(model))
     bench.run(ChatDone)
@@ -161,7 +161,7 @@ def test_the_answer_is_the_same_beside_a_robot_and_the_robot_goes_first(model, p
     assert len(queued) > 5 and max(queued) <= PASS_NS
 
 
-def test_chat_leaves_the_front_alone_while_it_decodes(model, policy):
+def test_chat_waits_while_control_decodes_a_frame(model, policy):
     """A frame that the front has had for 20 ms: the next one is expected there, 40 ms from now."""
     bench = ChatBench(policy, built(model))
     bench.tell(
@@ -222,7 +222,7 @@ def test_requests_run_one_after_the_other_and_a_cancelled_one_is_gone(model, pol
         ({"sizes": [1, 1], "payload": b"rgb"}, "INVALID_ARGUMENT", "messages"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused_and_the_next_is_answered(model, policy, changes, code, field):
+def test_an_impossible_request_is_rejected_and_the_next_is_answered(model, policy, changes, code, field):
     bench = ChatBench(policy, built(model))
     bench.tell(start(model, **changes), start(model, request=2))
     bench.run(ChatDone)
@@ -244,7 +244,7 @@ def ids_of(model: ChatModel, text: str) -> list[int]:
     return list(model.text_prompt(text).ids)
 
 
-def test_a_prefix_is_changed_behind_the_answers_before_it(model, policy):
+def test_a_prefix_is_changed_after_the_answers_before_it(model, policy):
     """One request before the change, one after it; all answers are those of the model alone."""
     bench = ChatBench(policy, built(model, slots=SLOTS[:1]))
     other = "the cup is red and "
@@ -275,7 +275,7 @@ def folded(chat: BuiltChat, rules: GateRules) -> BuiltChat:
     return replace(chat, engine=ChatEngine(model, kv, folding=folding_of(rules)), length=longest)
 
 
-def test_a_prefix_whose_memory_is_not_finite_is_refused_and_gone(model, policy):
+def test_a_prefix_whose_memory_is_not_finite_is_rejected_and_gone(model, policy):
     chat = folded(built(model, slots=SLOTS[:1]), GateRules(sink=2, window=2, segment=4))
     bench, ids = ChatBench(policy, chat), ids_of(model, PREFIX)
     bench.tell(SetPrefix(1, "rest", ids))
@@ -347,7 +347,7 @@ def test_a_prefix_is_computed_in_the_gaps_beside_a_robot(model, policy):
         ("rest", [1 << 20], "INVALID_ARGUMENT", "prompt"),
     ],
 )
-def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, slot, ids, code, field):
+def test_an_impossible_change_is_rejected_and_the_prefix_stays(model, policy, slot, ids, code, field):
     bench = ChatBench(policy, built(model, slots=SLOTS))
     bench.tell(SetPrefix(1, slot, ids), start(model, request=2))
     bench.run(ChatDone)
@@ -356,12 +356,12 @@ def test_a_change_that_cannot_be_is_refused_and_the_prefix_stays(model, policy, 
     assert bench.of(ChatDone)[0].slot == "rest" and tokens(bench) == alone(model)
 
 
-def test_a_prefix_that_does_not_fit_is_told(model):
+def test_a_prefix_that_does_not_fit_is_reported(model):
     with pytest.raises(ConfigError, match=r"chat.slots long: has \d+ tokens, chat.capacity is 96"):
         built(model, slots=[{"id": "long", "text": "x" * 200}])
 
 
-def test_slots_that_do_not_fit_are_refused_with_the_sum(model, monkeypatch):
+def test_slots_that_do_not_fit_are_rejected_with_the_sum(model, monkeypatch):
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
     sum_of_it = r"no memory for 1 slots of 96 positions: 1 x 36864 bytes in 3 layers, and .* are 0 MiB, 0 MiB are free"
     with pytest.raises(ConfigError, match=sum_of_it):

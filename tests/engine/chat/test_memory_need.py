@@ -52,7 +52,7 @@ def need_of(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None = Non
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 @pytest.mark.parametrize("decode_model", ["", "another"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_needed_is_what_is_reserved(path: Path, gated: bool, decode_model: str, dtype: torch.dtype):
+def test_needed_memory_equals_reserved_memory(path: Path, gated: bool, decode_model: str, dtype: torch.dtype):
     long = {"gate": "gate.json", "length": 3_000} if gated and not decode_model else {}
     config = ChatConfig.model_validate({"capacity": 96, "long": long, "slots": [PREFIX], "decode_model": decode_model})
     models = [load_chat_model(path, dtype, CPU) for _ in range(1 + bool(decode_model))]

@@ -47,7 +47,7 @@ def build(model: ChatModel, **changes: object) -> chat_build.BuiltChat:
     return build_chat(chat(**changes), model, "f", lambda *_: None)
 
 
-def test_int8_kv_is_served_and_its_memory_is_told(model):
+def test_int8_kv_is_served_and_its_memory_is_reported(model):
     """A head of one position: D numbers and a scale in place of D numbers of 4 bytes."""
     both = {kv: build(model, kv=kv, slots=[{"id": "rest", "text": TEXTS[0]}]) for kv in ("model", "int8")}
     heads = model.config.num_hidden_layers * 2 * 2 * 96 * model.config.num_key_value_heads
@@ -59,7 +59,7 @@ def test_int8_kv_is_served_and_its_memory_is_told(model):
     assert both["model"].ready().numbers == "float32, float weights, KV in float32"
 
 
-def test_what_does_not_fit_in_int8_is_refused_with_its_sum(model, monkeypatch):
+def test_int8_slots_that_do_not_fit_are_rejected_with_the_sum(model, monkeypatch):
     monkeypatch.setattr(chat_build, "free_bytes", lambda device: 10)
     with pytest.raises(
         ConfigError,
@@ -80,7 +80,7 @@ def test_the_format_is_advised_whose_slot_takes_least(model, monkeypatch, layers
         build(model)
 
 
-def test_a_format_that_the_device_lacks_is_refused_by_the_forecast_which_comes_first(chat_directory):
+def test_a_format_that_the_device_lacks_is_rejected_by_the_forecast_which_comes_first(chat_directory):
     changes = {"device": "cpu", "chat.model": str(chat_directory), "chat.kv": "fp8"}
     with pytest.raises(ConfigError, match=r"^chat\.kv: fp8 needs a CUDA device"):
         chat_bytes(load_config(None, changes))
@@ -88,7 +88,7 @@ def test_a_format_that_the_device_lacks_is_refused_by_the_forecast_which_comes_f
 
 @pytest.mark.parametrize("way", ["chunks of 1", "chunks of 5", "chunks of 64", "prefix", "prefix, copied", "packed"])
 @pytest.mark.parametrize("kv", ["int8", "fp8", "int4"])
-def test_kv_of_fewer_bits_gives_one_answer_in_every_way(model, kv, way):
+def test_kv_of_fewer_bits_gives_one_answer_in_every_mode(model, kv, way):
     ways = ChatModes(model, CONFIGURED[kv]).all()
     asked = [PromptCase(model.text_prompt(text), 12) for text in (*TEXTS, LONG)]
     assert [tokens for tokens, _ in ways[way](asked)] == [tokens for tokens, _ in ways["alone"](asked)]
@@ -154,7 +154,7 @@ def test_operators_are_looked_up_as_the_tuner_names_them(chat_directory):
     assert names == {model_shape(str(chat_directory), 16).family}
 
 
-def test_the_start_tells_weights_and_their_error(chat_directory):
+def test_the_start_reports_weights_and_their_error(chat_directory):
     steps: list[str] = []
     config = load_config(None, {"chat.model": str(chat_directory), "chat.weights": "int8", "chat.capacity": 64})
     built = load_chat(config, lambda step, done, total: steps.append(step))
@@ -211,12 +211,12 @@ def test_a_head_apart_leaves_the_embedding_as_it_is(chat_directory):
     assert not torch.equal(eight.logits(hidden, "decode"), exact.logits(hidden, "decode"))
 
 
-def test_a_head_in_8_bits_is_refused_where_nothing_serves_it(tied):
+def test_a_head_in_8_bits_is_rejected_where_nothing_serves_it(tied):
     with pytest.raises(ConfigError, match=r"chat\.head: int8: no operator serves such a head on cuda; use float"):
         choose_weights(chat(head="int8"), tied, torch.bfloat16, torch.device("cuda"))
 
 
-def test_the_start_tells_the_format_of_the_head(tied):
+def test_the_start_reports_the_format_of_the_head(tied):
     changes = {"chat.model": str(tied), "chat.head": "int8", "chat.capacity": 64}
     built = load_chat(load_config(None, changes), lambda *_: None)
     assert built.ready().numbers.startswith("float32, float weights, head in int8, ")

@@ -72,7 +72,7 @@ def answer_to(model: ChatModel, messages: list[dict[str, str]]) -> str:
     return model.tokenizer.decode(generation.tokens)
 
 
-def test_an_answer_follows_from_all_that_was_said(model: ChatModel):
+def test_an_answer_follows_from_the_whole_conversation(model: ChatModel):
     written = talk(conversation(model, system="be short"), "hello", "  ", "and then?")
     first = answer_to(model, [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}])
     turns = [
@@ -96,7 +96,7 @@ def test_drafts_change_no_answer(model: ChatModel):
     assert drafting.times.tokens - 1 > drafting.times.passes > 0 and " per pass)" in drafting.times.line()
 
 
-def test_a_conversation_that_no_longer_fits_is_told_and_goes_on(model: ChatModel):
+def test_a_conversation_that_no_longer_fits_is_reported_and_goes_on(model: ChatModel):
     written = "".join(talk(conversation(model, capacity=60), "x" * 100, "hi"))
     assert "at most 60 are permitted" in written and "(6 tokens)" in written
 
@@ -145,7 +145,7 @@ def test_the_line_of_an_answer():
     assert AnswerTimes(0.5, 1, 0.0).line() == "first token after 500 ms, then 0.0 tokens/s (1 tokens)"
 
 
-def test_a_directory_without_a_model_is_told(tmp_path: Path):
+def test_a_directory_without_a_model_is_reported(tmp_path: Path):
     with pytest.raises(CheckpointError):
         open_conversation(ChatConfig(model=str(tmp_path)), tmp_path, "cpu", None)
 

@@ -50,7 +50,7 @@ def next_token(model: ChatModel, rows: torch.Tensor, start: int, kv: KVSlots) ->
     return int(model.decoder.logits(hidden[-1:], "decode")[0].argmax())
 
 
-def test_a_checkpoint_that_cannot_read_the_first_one_s_keys_is_refused(twins):
+def test_a_checkpoint_that_cannot_read_the_first_one_s_keys_is_rejected(twins):
     config = load_config(None, {"chat.model": str(twins[0]), "chat.decode_model": str(twins[2])})
     with pytest.raises(ConfigError, match=r"chat.decode_model: num_key_value_heads is 3, that of chat.model is 2"):
         load_chat(config, lambda *_: None)

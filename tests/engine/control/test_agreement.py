@@ -181,7 +181,7 @@ def test_the_suite_passes_a_healthy_machine_in_16_bits(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("fault", [by_night("position"), "slot", by_night("key"), "nan"])
-def test_the_suite_fails_a_fault_in_16_bits(fault: str, monkeypatch, tmp_path):
+def test_the_warm_up_finds_a_fault_in_16_bits(fault: str, monkeypatch, tmp_path):
     rows = compared(setting(MEDIUM, Faulty(fault).table(), monkeypatch, tmp_path), 2)
     assert all(row["fault"] for row in rows)
 

@@ -45,7 +45,7 @@ def test_the_rows_of_braking_are_the_steps_of_it(v, most, jerk):
     assert abs(braking_rows(v, bounds) - steps) <= 1  # the last one may be too small to be seen
 
 
-def test_a_motion_without_a_velocity_stays_and_one_without_a_position_is_refused():
+def test_a_motion_without_a_velocity_stays_and_one_without_a_position_is_rejected():
     assert reach(MotionState(0.5), MotionBounds(low=0.0)) == (0.5, 0.5)
     with pytest.raises(ValueError, match="position"):
         reach(MotionState(), MotionBounds(low=0.0))

@@ -132,7 +132,7 @@ def test_a_session_without_rtc_gets_fresh_chunks():
     assert (result.report.continues, result.report.seam) == (0, Seam.NONE) and not bench.engine.asked
 
 
-def test_limits_hold_from_the_chunk_being_played_on_and_any_policy_keeps_them():
+def test_limits_hold_from_the_chunk_in_execution_on_and_any_policy_keeps_them():
     per_step = 0.25
     bench = ContinuedBench(rtc=False, limits={"a": {"velocity": per_step / STEP_MS * 1e3, "free_start": True}})
     first, second = bench.answer(1, 100, None), bench.answer(2, 100 + STEP_MS, Playing(1, 1))
@@ -159,7 +159,7 @@ def test_states_outside_their_statistics_are_counted():
     assert isinstance(pong, Pong) and pong.unusual_states == 3
 
 
-def test_a_frame_that_the_policy_refuses_says_why(monkeypatch):
+def test_a_frame_that_the_policy_rejects_says_why(monkeypatch):
     bench = ContinuedBench()
 
     def refuses(instruction, state=None):

@@ -64,7 +64,7 @@ def test_the_row_that_is_due_is_the_nearest_by_the_stamps(chunks: Continuity, st
         (Playing(1, 9), 400, 20, Seam.OVER),
     ],
 )
-def test_where_nothing_is_continued_there_is_a_reason(chunks: Continuity, playing, stamp_ms, delay_ms, seam):
+def test_an_answer_that_continues_nothing_has_a_reason(chunks: Continuity, playing, stamp_ms, delay_ms, seam):
     plan, found = chunks.plan(frame(2, stamp_ms, playing, delay_ms))
     assert found is seam and (plan is not None) == (seam is Seam.CONTINUED)
 
@@ -82,7 +82,7 @@ def test_where_nothing_is_continued_there_is_a_reason(chunks: Continuity, playin
         (181, 30, [(2, 1)], ([(1, 4), (1, 5)], 1)),  # or it is too late to fit
     ],
 )
-def test_answers_on_their_way_are_played_from_their_arrival_on(chunks, stamp_ms, delay_ms, changes, expected):
+def test_answers_in_flight_are_executed_from_their_arrival_on(chunks, stamp_ms, delay_ms, changes, expected):
     stamps = {2: 120.0, 3: 140.0}
     if stamp_ms >= 180:
         stamps[2] = 130.0
@@ -99,7 +99,7 @@ def test_answers_on_their_way_are_played_from_their_arrival_on(chunks, stamp_ms,
     assert len(plan.values) == len(plan.actions)
 
 
-def test_an_answer_on_its_way_goes_on_where_the_chunk_being_played_ends(chunks: Continuity):
+def test_an_answer_in_flight_continues_where_the_chunk_in_execution_ends(chunks: Continuity):
     chunks.keep(frame(2, 260), ACTIONS + 200)
     plan, _ = chunks.plan(frame(3, 280, Playing(1, 9), 90))
     np.testing.assert_array_equal(plan.actions, np.concatenate([ACTIONS[9:], ACTIONS[2:] + 200]))
@@ -170,6 +170,6 @@ def continued(chunks: Continuity, message: SubmitFrame) -> ChunkReport:
 
 
 @pytest.mark.parametrize(("depth", "fits"), [(1, 120), (2, 61), (3, 42)])
-def test_in_a_pipeline_about_one_answer_in_depth_continues_what_is_played(depth: int, fits: int):
+def test_in_a_pipeline_about_one_answer_in_depth_continues_what_is_executed(depth: int, fits: int):
     assert answers_that_fit(depth, at_the_answer=False) == fits
     assert answers_that_fit(depth, at_the_answer=True) == 120

@@ -168,7 +168,7 @@ def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kv", "told"), [("int4", "int4 serves at most 32 action tokens"), ("fp8", "fp8 needs a CUDA")]
 )
-def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
+def test_a_format_that_cannot_serve_is_rejected_before_a_weight_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, told: str
 ):
     monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
@@ -177,7 +177,7 @@ def test_a_format_that_cannot_serve_is_refused_before_a_weight_is_loaded(
         build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
 
 
-def test_a_cost_that_cannot_be_measured_is_refused_before_a_weight_is_loaded(
+def test_too_many_action_tokens_for_int4_are_rejected_before_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
@@ -187,7 +187,7 @@ def test_a_cost_that_cannot_be_measured_is_refused_before_a_weight_is_loaded(
 
 
 @pytest.mark.parametrize("kv_format", NARROW, ids=lambda each: each.name)
-def test_these_are_not_the_numbers_of_float_kv(policy, serial: SerialTwin, kv_format: KVFormat):
+def test_int8_kv_differs_from_float_kv(policy, serial: SerialTwin, kv_format: KVFormat):
     frames = make_frames(policy, 3, seed=4)
     pairs = zip(serial(policy, frames, kv_format), serial(policy, frames, DENSE), strict=True)
     off = [(one.logits[0] - other.logits[0]).abs().max() / other.logits[0].std() for one, other in pairs]
@@ -236,13 +236,13 @@ def test_slots_are_widened_where_the_table_says_so(monkeypatch: pytest.MonkeyPat
         assert (chosen == "widened") == (kv_format is not DENSE and not by_kernel)
 
 
-def test_a_format_that_is_unknown_is_refused(checkpoint: Path):
+def test_a_format_that_is_unknown_is_rejected(checkpoint: Path):
     config = load_config(None, {"model": str(checkpoint), "device": "cpu", "policy.kv": "int5"})
     with pytest.raises(ConfigError, match=r"policy\.kv: must be one of model, int8, fp8, int4, got 'int5'"):
         build_engine(config)
 
 
-def test_fp8_is_refused_where_the_device_lacks_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+def test_fp8_is_rejected_where_the_device_lacks_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
     told = "policy.kv: fp8 needs a CUDA device of compute capability 8.9 or later, this one is cpu x1: choose int8"
     with pytest.raises(ConfigError, match=told):
         build_engine(ServiceConfig(model=str(checkpoint), device="cpu", policy={"kv": "fp8"}))

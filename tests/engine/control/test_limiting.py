@@ -42,7 +42,7 @@ def within(line: np.ndarray, bounds: MotionBounds) -> bool:
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=chunks, start=st.floats(-0.3, 0.3), jerk=st.sampled_from([BOX.jerk, 0.3 * BOX.jerk, np.inf]))
-def test_every_row_keeps_all_limits_and_the_motion_can_be_stopped_behind_it(wanted, start, jerk):
+def test_every_row_keeps_all_limits_and_the_motion_can_be_stopped_after_it(wanted, start, jerk):
     bounds = replace(BOX, jerk=jerk)
     rest = MotionState.of([start] * 3)
     rows, continued = rows_within(wanted, rest, bounds)
@@ -66,7 +66,7 @@ def test_rows_that_keep_the_limits_stay_as_they_are(wanted):
 
 @settings(max_examples=40, deadline=None)
 @given(wanted=chunks)
-def test_a_step_is_hardly_further_from_the_wanted_one_than_need_be(wanted):
+def test_a_limited_step_is_as_near_to_the_wanted_one_as_possible(wanted):
     motion = MotionState.of([0.0] * 3)
     for target in wanted:
         low, high = limiting._interval(motion, BOX)

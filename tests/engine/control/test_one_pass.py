@@ -95,7 +95,7 @@ def test_one_robot_with_a_broken_sensor_costs_no_other_its_action():
     assert found == {1: False, 2: True}
 
 
-def test_a_long_instruction_is_refused_with_the_limit():
+def test_a_long_instruction_is_rejected_with_the_limit():
     bench = OnePassBench(SmallPolicy())
     bench.drain()
     bench.worker.inbox.put(frame(1, 1, text="one two three four"))
@@ -117,7 +117,7 @@ class Choosy(SmallPolicy):
 
 
 @pytest.mark.parametrize(("refused", "batches"), [((1,), [2]), ((1, 3), [1]), ((1, 2, 3), [])])
-def test_a_frame_that_cannot_be_prepared_leaves_alone_and_its_session_goes_on(refused: tuple, batches: list[int]):
+def test_only_the_frame_that_cannot_be_prepared_leaves_its_session(refused: tuple, batches: list[int]):
     policy = Choosy()
     bench = OnePassBench(policy, sessions=3)
     bench.drain()
@@ -136,7 +136,7 @@ def test_a_frame_that_cannot_be_prepared_leaves_alone_and_its_session_goes_on(re
     assert found == {1: 2, 2: 2, 3: 2}
 
 
-def test_frames_are_prepared_once_where_none_is_refused(monkeypatch):
+def test_frames_are_prepared_once_where_none_is_rejected(monkeypatch):
     policy = SmallPolicy()
     bench, prepared = OnePassBench(policy), []
     prepare = policy.prepare

@@ -91,6 +91,6 @@ def test_a_bad_profile_file_says_what_it_needs(tmp_path, text: str):
         load_profile(str(path))
 
 
-def test_an_unknown_profile_is_refused():
+def test_an_unknown_profile_is_rejected():
     with pytest.raises(ConfigError, match="cannot read 'orinn': No such file"):
         load_profile("orinn")

@@ -219,7 +219,7 @@ def test_no_row_that_is_not_finite_confirms_a_draft(policy):
     assert scheduler.counts.passes == 2 * policy.K
 
 
-def test_guesses_that_are_not_finite_are_told(policy):
+def test_guesses_that_are_not_finite_are_reported(policy):
     """One pass at most: a frame leaves with guesses, of which none may come from logits that are not finite."""
     frames = make_frames(policy, 2, seed=7)
     poisoned = PreparedFrame(torch.full_like(frames[0].pixel_values, torch.nan), frames[0].prompt_ids)

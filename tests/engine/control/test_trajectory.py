@@ -73,7 +73,7 @@ columns = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(first=columns, second=columns, row=st.integers(1, HORIZON - 8), delay=st.integers(1, 8))
-def test_chunks_keep_the_limits_where_they_follow_each_other_and_twice_is_once(first, second, row, delay):
+def test_consecutive_chunks_keep_the_limits_and_limiting_is_idempotent(first, second, row, delay):
     """Also where the robot changes from one to the other before the delay is over."""
     contract = trajectory(LIMITS | FREE)
     sent, limited = contract.within_limits(chunk(first), None)
@@ -101,7 +101,7 @@ def test_displacements_keep_the_limits_and_their_sum_the_workspace(wanted, pose)
     assert again is found and nothing == ()
 
 
-def test_what_was_limited_is_reported_in_the_units_of_the_limit():
+def test_limited_motions_are_reported_in_the_units_of_the_limit():
     column = np.zeros(HORIZON)
     column[10:] = 0.5
     found, limited = trajectory({"velocity": 5.0} | FREE).within_limits(chunk(column), None)
@@ -111,7 +111,7 @@ def test_what_was_limited_is_reported_in_the_units_of_the_limit():
     np.testing.assert_allclose(found[8:16, 0], [0, 0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5], atol=1e-12)
 
 
-def test_a_workspace_alone_needs_no_start_and_a_free_one_is_within_it():
+def test_a_workspace_without_other_limits_needs_no_start():
     wanted = chunk(np.linspace(0.9, 0.0, HORIZON))
     assert trajectory({"high": 0.5}).within_limits(wanted, None)[0][0, 0] == 0.5
     assert trajectory({"high": 0.5, "velocity": 1.0} | FREE).within_limits(wanted, None)[0][0, 0] == 0.5
@@ -181,7 +181,7 @@ def test_a_motion_that_nothing_continues_is_given_up():
         ({"velocity": 1.0, "state": "arm[0]"}, {}, r"x\.state: .*tool\[0\.\.1\], joints\[0\.\.2\]"),
     ],
 )
-def test_limits_that_cannot_be_are_refused_with_the_dimension_and_the_limit(limits, changed, text):
+def test_impossible_limits_are_rejected_with_the_dimension_and_the_limit(limits, changed, text):
     with pytest.raises(ConfigError, match=text):
         trajectory(limits, **changed)
 
@@ -194,7 +194,7 @@ def test_limits_that_cannot_be_are_refused_with_the_dimension_and_the_limit(limi
         ({"velocity": 1.0, "jerk": 1e-3}, "jerk"),
     ],
 )
-def test_a_workspace_in_which_braking_takes_too_long_is_refused_with_what_to_write(limits, key):
+def test_a_workspace_too_small_to_brake_in_is_rejected_with_advice(limits, key):
     limits = limits | FREE
     trajectory(limits)  # without a workspace nothing has to be stopped in time
     with pytest.raises(

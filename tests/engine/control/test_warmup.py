@@ -42,7 +42,7 @@ def checkpoint(tmp_path_factory):
     ("sessions", "shift"),
     some_by_day(product((1, 2, 4), Shift), [(1, Shift.COPY), (2, Shift.ROTATE), (4, Shift.COPY)]),
 )
-def test_whatever_sessions_do_is_recorded(checkpoint, shift: Shift, sessions: int):
+def test_every_shape_of_random_sessions_is_recorded(checkpoint, shift: Shift, sessions: int):
     """Robots of different modes and instructions, whose frames come at any time; every depth with two sessions."""
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
     options = {"table": ON_THE_DEVICE, "graphs": True, "record": record, "shift": shift}

@@ -116,7 +116,7 @@ class EveryThirdFrom:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 20])
-def test_no_draft_is_accepted_behind_the_last_mask(model: ChatModel, most: int):
+def test_no_draft_is_accepted_after_the_last_mask(model: ChatModel, most: int):
     """What follows it is constrained too."""
     params = SamplingParams(max_tokens=40)
     plain, _ = constrained(model, EveryThirdFrom(0), params)

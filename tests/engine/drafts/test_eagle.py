@@ -89,7 +89,7 @@ def test_in_an_answer(model: ChatModel, head: Eagle3Head):
             assert check(lambda each: engine_of(model, each), kind, ids, 0, chunk, 0, engine) > 8
 
 
-def test_behind_a_prefix(model: ChatModel, head: Eagle3Head):
+def test_rows_after_a_prefix(model: ChatModel, head: Eagle3Head):
     """The last row that is shared runs again, since the token after it is another."""
     for kind in kinds_of(head):
         engine, ids = engine_of(model, kind, slots=3), ids_of(model, "shared words")

@@ -115,7 +115,7 @@ def test_bfloat16(tmp_path: Path):
 
 
 @pytest.mark.parametrize("form", [DraftForm.CHAIN, DraftForm.TREE])
-def test_what_is_not_finite_in_a_verification_is_told(model: ChatModel, form: DraftForm, monkeypatch):
+def test_logits_that_are_not_finite_are_reported_in_a_verification(model: ChatModel, form: DraftForm, monkeypatch):
     """On the accepted path it ends the request, elsewhere it changes nothing; the next request is answered."""
     prompt = model.text_prompt("hello")
     wanted = answer(engine_of(model), prompt, PARAMS).tokens

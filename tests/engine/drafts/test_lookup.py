@@ -100,7 +100,7 @@ def test_drafts_equal_the_twin(
         ([5, 6], 1, 4, []),
     ],
 )
-def test_by_hand(tokens: list[int], shortest: int, longest: int, found: list[int], on_host: bool):
+def test_small_cases_computed_by_hand(tokens: list[int], shortest: int, longest: int, found: list[int], on_host: bool):
     """A run at the beginning, the longest one, the latest one of equals, one that is too short."""
     state = state_of(4, 0)
     drafter = LookupDrafter(state, drafts=4, shortest=shortest, longest=longest)

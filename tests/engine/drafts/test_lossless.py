@@ -76,7 +76,7 @@ def test_answers_of_every_kind(model: ChatModel, head: Eagle3Head):
             assert found.plan.passes == 0 and found.plan.verified == count
 
 
-def test_a_drafter_that_knows_the_answer(model: ChatModel):
+def test_a_drafter_that_is_always_right(model: ChatModel):
     """Trees and chains of all shapes, of which much is accepted."""
     texts = {text: prompt_of(model, text) for text in ("hello", "x")}
     wanted = {text: undrafted(model, prompt, 40) for text, prompt in texts.items()}
@@ -220,7 +220,7 @@ def test_trees_of_several_slots_in_one_pass(model: ChatModel):
         assert [each.tokens[:25] for each in asked] == wanted
 
 
-def test_sequences_with_drafts_that_cannot_share_a_pass_are_told(model: ChatModel):
+def test_sequences_with_drafts_that_cannot_share_a_pass_are_reported(model: ChatModel):
     engine = engine_of(model, Lookup(), slots=2)
     params = SamplingParams(max_tokens=9)
     short, long = (

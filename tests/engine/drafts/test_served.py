@@ -79,7 +79,7 @@ def finished(bench: ChatBench, count: int) -> list[ChatDone]:
     raise AssertionError(f"{count} answers were expected")
 
 
-def test_what_is_told_of_the_drafts(model: ChatModel, policy: OpenVLAPolicy):
+def test_the_report_of_drafts(model: ChatModel, policy: OpenVLAPolicy):
     """Of 24 tokens the first comes with the prompt; each verification of right drafts gives six."""
     kind = taught(Knowing(form=DraftForm.CHAIN, rows=6, sure=1.0, fixed=True), model.text_prompt(TEXT), alone(model))
     bench = bench_of(policy, model, kind)

@@ -84,7 +84,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatModel, ChatMod
     return chat_model(decoder(config)), chat_model(StaticDecoder(graphs, "llama", own))
 
 
-def test_a_chat_model_answers_in_every_way_as_its_networks(models: tuple[ChatModel, ChatModel]):
+def test_an_exported_chat_model_answers_like_its_network_in_every_mode(models: tuple[ChatModel, ChatModel]):
     prompts = [[(7 * at + seed) % 50 for at in range(rows)] for seed, rows in ((1, 1), (2, 5), (3, 23), (4, 30))]
     asked = [PromptCase(models[0].prompt(ids), 8) for ids in prompts]
     for name, run in ChatModes(models[0]).all().items():
@@ -93,7 +93,7 @@ def test_a_chat_model_answers_in_every_way_as_its_networks(models: tuple[ChatMod
             assert max((a - b).abs().max().item() for a, b in zip(exact, logits, strict=True)) < CLOSE
 
 
-def test_what_a_sequence_that_is_not_finite_leaves_is_not_seen(models: tuple[ChatModel, ChatModel]):
+def test_the_remains_of_a_sequence_that_is_not_finite_are_not_seen(models: tuple[ChatModel, ChatModel]):
     """Also not after the end of the slot's next sequence, which is shorter."""
     exact, static = models
     kv = static.decoder.kv_slots(2, POSITIONS)
@@ -108,7 +108,7 @@ def test_what_a_sequence_that_is_not_finite_leaves_is_not_seen(models: tuple[Cha
     assert (logits - wanted).abs().max() < CLOSE
 
 
-def test_drafts_taps_and_other_formats_are_refused(models: tuple[ChatModel, ChatModel]):
+def test_drafts_taps_and_other_formats_are_rejected(models: tuple[ChatModel, ChatModel]):
     made = models[1].decoder
     with pytest.raises(ValueError, match="no drafts"):
         rows_of(PackedLayout.of([Span(0, 0, 3)], CPU, samples=[2]))

@@ -72,7 +72,7 @@ def test_a_trained_policy_keeps_the_rows_that_will_have_passed():
     assert (refused.report.continues, refused.report.seam) == (0, Seam.REFUSED)
 
 
-def test_guidance_draws_the_rows_that_will_have_passed_to_those_being_played():
+def test_guidance_draws_the_rows_that_will_have_passed_to_those_in_execution():
     settings = RTCSettings(schedule=Schedule.ZEROS, execution_horizon=5)
     gaps = []
     for rtc in (settings, None):
@@ -85,7 +85,7 @@ def test_guidance_draws_the_rows_that_will_have_passed_to_those_being_played():
 
 
 @pytest.mark.parametrize("rtc", [None, RTCSettings(execution_horizon=3)])
-def test_the_candidate_nearest_to_what_is_played_is_sent_and_continued(rtc: RTCSettings | None):
+def test_the_candidate_nearest_to_what_is_executed_is_sent_and_continued(rtc: RTCSettings | None):
     bench = FlowBench(TinyFlowPolicy(ADAPTIVE_SHAPE, rtc=rtc))
     first = bench.answer(frame(1, 1, 0.5))
     assert len(first.report.candidates) == 3 and {each.distance for each in first.report.candidates} == {0.0}
@@ -139,7 +139,7 @@ def test_padding_of_a_latent_action_is_continued_as_zeros(guided):
 
 
 @pytest.mark.parametrize("change", ["bounds", "limits"])
-def test_what_was_sent_is_continued_where_it_is_not_what_the_policy_gave(guided, change: str):
+def test_an_answer_continues_the_sent_rows_where_limits_changed_them(guided, change: str):
     policy = TinyFlowPolicy(JOINT_SHAPE, rtc=RTCSettings())
     wanted = rows_of(FlowBench(policy).answer(frame(1, 1, 0.5)))
     if change == "bounds":

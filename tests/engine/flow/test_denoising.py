@@ -43,7 +43,7 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
 
 
 @pytest.mark.parametrize("shift", Shift)
-def test_a_frame_alone_is_what_the_formulas_say(policy, shift: Shift):
+def test_a_single_frame_follows_the_formulas(policy, shift: Shift):
     frames = continuing(random_frames(policy.shape, 4), seed=1)
     run = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.sizes.steps + 1, shift=shift)), [Mode.SERIAL])
     assert_right(run, run.decode([frames])[0], frames, FlowTwin(policy.shape, policy.weights))
@@ -87,13 +87,13 @@ def test_the_actions_are_those_of_a_candidate(policy):
 
 
 @pytest.mark.parametrize(("attention", "reads"), [("slots_in_place", True), ("masked", False)])
-def test_attention_that_reads_places_is_told(attention: str, reads: bool):
+def test_attention_that_reads_places_is_reported(attention: str, reads: bool):
     table = built_in_table().forcing(packed_attention=attention)
     assert TinyFlowPolicy(table=table).network.decoder.reads_places == reads
 
 
 @pytest.mark.parametrize("prefix", [0, 3, 4])
-def test_suffix_rows_alone(prefix: int):
+def test_a_layout_of_only_suffix_rows(prefix: int):
     """Their numbers are aligned as those of whole layouts, and without a prefix they are the whole."""
     sizes, device = SHAPES["cross"].sizes, torch.device("cpu")
     begin = [PrefixSegment(slot=0, rows=prefix)] if prefix else []
@@ -110,7 +110,7 @@ def test_suffix_rows_alone(prefix: int):
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_a_clean_row_that_is_not_finite_at_any_step_is_told(step: int):
+def test_a_clean_row_that_is_not_finite_at_any_step_is_reported(step: int):
     policy = TinyFlowPolicy(SHAPES["joint"])
     plain, calls = policy.network.velocity, count(1)
 

@@ -29,7 +29,7 @@ def test_weights_are_those_published(schedule: Schedule, wanted: list[float]):
     assert found.tolist() == pytest.approx([*wanted, 0, 0, 0, 0], abs=5e-5)
 
 
-def test_the_horizon_ends_with_the_chunk_being_played():
+def test_the_horizon_ends_with_the_chunk_in_execution():
     assert schedule_weights(Schedule.LINEAR, 6, 4, 7, size=10).tolist() == [1] * 4 + [0] * 6
     assert schedule_weights(Schedule.ONES, 1, 10, 4, size=10).tolist() == [1] * 4 + [0] * 6
 
@@ -86,13 +86,13 @@ def test_a_policy_that_cannot_continue_begins_afresh():
     ],
     ids=["rows", "numbers", "nan", "late", "early"],
 )
-def test_a_chunk_that_cannot_be_continued_is_refused(values: np.ndarray, delay: int, message: str):
+def test_a_chunk_that_cannot_be_continued_is_rejected(values: np.ndarray, delay: int, message: str):
     (frame,) = random_frames(JOINT_SHAPE, 1)
     with pytest.raises(InvalidArgument, match=message):
         engine_of(RTCSettings()).continued(frame, Previous(values, delay))
 
 
-def test_rows_behind_the_execution_horizon_are_never_said_to_be_continued():
+def test_rows_after_the_execution_horizon_are_never_said_to_be_continued():
     (frame,) = random_frames(JOINT_SHAPE, 1)
     engine = engine_of(RTCSettings(execution_horizon=2))
     assert engine.continued(frame, Previous(np.ones((4, 3)), 2)).guidance.delay == 2
@@ -111,7 +111,7 @@ def test_rows_behind_the_execution_horizon_are_never_said_to_be_continued():
     ],
     ids=str,
 )
-def test_settings_out_of_range_are_refused_with_the_range(settings: dict, message: str):
+def test_settings_out_of_range_are_rejected_with_the_range(settings: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         RTCSettings(**settings)
 
@@ -121,6 +121,6 @@ def test_settings_out_of_range_are_refused_with_the_range(settings: dict, messag
     [({"steps": 0}, "steps: is 0; it must be 1 to 100"), ({"candidates": 17}, "candidates: is 17; it must be 1 to 16")],
     ids=str,
 )
-def test_sizes_out_of_range_are_refused_with_the_range(sizes: dict, message: str):
+def test_sizes_out_of_range_are_rejected_with_the_range(sizes: dict, message: str):
     with pytest.raises(ConfigError, match=message):
         FlowSizes(**({"steps": 4, "horizon": 5, "dims": 3} | sizes))

@@ -145,7 +145,7 @@ def frame(session: int, seq: int, state: float) -> SubmitFrame:
     )
 
 
-def test_a_prefix_of_more_rows_than_planned_is_refused():
+def test_a_prefix_of_more_rows_than_planned_is_rejected():
     policy = TinyFlowPolicy(JOINT_SHAPE)
     plain = policy.network.prefix_rows
 

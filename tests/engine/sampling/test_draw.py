@@ -166,7 +166,7 @@ def test_a_nucleus_that_is_full_takes_no_further_token(way: str):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_broken_row_gives_some_id_and_leaves_the_others(bad: float, way: str):
+def test_a_row_of_nan_yields_some_token_and_does_not_affect_the_others(bad: float, way: str):
     scores = torch.arange(40.0).remainder(7)[None].repeat(3, 1)
     scores[1] = bad
     cuts = cuts_of(SamplingParams(max_tokens=1, temperature=1.0, top_k=30, top_p=0.7, min_p=0.1), 40, 3)

@@ -182,7 +182,7 @@ def test_a_grammar_permits_only_what_it_allows(vocabulary: int):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("kind", [SamplingKind(), SamplingKind(drawn=True), EVERYTHING], ids=["greedy", "drawn", "all"])
 @pytest.mark.parametrize("vocabulary", [8, 6000])
-def test_what_is_not_finite_is_told(vocabulary: int, kind: SamplingKind, bad: float, masked: bool):
+def test_logits_that_are_not_finite_are_reported(vocabulary: int, kind: SamplingKind, bad: float, masked: bool):
     logits = some_logits(3, vocabulary)
     logits[1, 4] = bad
     logits[2, 4] = -math.inf

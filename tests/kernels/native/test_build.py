@@ -35,7 +35,7 @@ def test_a_library_that_does_not_load_is_a_reason(tmp_path: Path, monkeypatch: p
     assert "do not load" in library.missing.__wrapped__()
 
 
-def test_without_a_compiler_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_a_compiler_the_reason_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(OSError, match="install g\\+\\+ or set CXX"):
         build.build(tmp_path)
@@ -59,6 +59,6 @@ def test_every_machine_has_the_portable_products(machine: str, monkeypatch: pyte
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
-def test_where_there_is_a_compiler_the_products_serve():
+def test_with_a_compiler_the_native_products_serve():
     """Without this, a broken build would only skip their tests."""
     assert library.missing() == "", "run scripts/setup"

@@ -160,7 +160,7 @@ def test_the_scale_or_zero_of_another_group_is_not_tolerated(field: str):
     assert worst(wrong) > 5
 
 
-def test_rows_of_another_width_are_refused():
+def test_rows_of_another_width_are_rejected():
     products = [NativeInt4(random_weight(16, 64, 32), None), NativeInt8(Int8Weight.of(torch.randn(16, 64)), None)]
     for product in products:
         for shape in [(1, 4096), (2, 32), (64,)]:

@@ -190,7 +190,7 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
 
 @pytest.mark.parametrize("change, kind, message", REFUSED, ids=[message for *_, message in REFUSED])
 @pytest.mark.parametrize("as_bin", [False, True])
-def test_heads_that_are_refused(tmp_path: Path, change: Change, kind: type[Exception], message: str, as_bin: bool):
+def test_heads_that_are_rejected(tmp_path: Path, change: Change, kind: type[Exception], message: str, as_bin: bool):
     entries, tensors = dict(ENTRIES), random_tensors()
     change(entries, tensors)
     write_head(tmp_path, entries, tensors, as_bin=as_bin)
@@ -205,7 +205,7 @@ def test_a_base_of_few_layers_needs_taps_by_name(tmp_path: Path):
 
 
 @pytest.mark.parametrize("token, offset, target", [(17, 30, 47), (0, -1, -1)])
-def test_a_target_outside_the_vocabulary_is_refused(
+def test_a_target_outside_the_vocabulary_is_rejected(
     tmp_path: Path, base: LlamaDecoder, token: int, offset: int, target: int
 ):
     tensors = random_tensors()
@@ -223,7 +223,7 @@ def test_offsets_are_whole_numbers(tmp_path: Path, base: LlamaDecoder):
         read(folder, base)
 
 
-def test_broken_files_are_refused(tmp_path: Path):
+def test_broken_files_are_rejected(tmp_path: Path):
     folder = write_head(tmp_path / "head", ENTRIES, {})
     (folder / SINGLE_FILE).write_bytes(b"no tensors")
     with pytest.raises(CheckpointError, match=r"model.safetensors is truncated or not safetensors"):

@@ -275,12 +275,12 @@ def test_the_largest_tree_has_a_bit_for_every_ancestor(pairs: dict[str, HeadPair
         ({"rows": 8, "depth": 5, "width": 1}, "give 6 candidates, but rows 8 need 7"),
     ],
 )
-def test_sizes_that_are_refused(sizes: dict[str, Any], message: str):
+def test_sizes_that_are_rejected(sizes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
         TreeSizes(**sizes)
 
 
-def test_trees_that_do_not_fit_are_refused(pairs: dict[str, HeadPair]):
+def test_trees_that_do_not_fit_are_rejected(pairs: dict[str, HeadPair]):
     head, text = pairs["plain"].on_host, sequence(0, 5, 1, shift=0, components=1)
     kv = head.kv_slots(1, 16)
     hidden = known(head, kv, [text])

@@ -220,7 +220,7 @@ def intact(tmp_path_factory) -> Path:
 
 
 @given(data=st.data(), file=st.sampled_from(FILES), value=JSON)
-def test_any_value_anywhere_is_served_or_refused_by_name(intact: Path, data: st.DataObject, file: str, value: Any):
+def test_any_value_anywhere_is_served_or_rejected_by_name(intact: Path, data: st.DataObject, file: str, value: Any):
     text = (intact / file).read_text()
     values = json.loads(text)
     container, key = data.draw(st.sampled_from(places(values)))

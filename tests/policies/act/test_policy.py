@@ -84,7 +84,7 @@ def test_inputs_are_those_of_the_checkpoint_in_its_order(checkpoint: Path):
     )
 
 
-def test_renamed_inputs_are_asked_for_by_their_observed_names(tmp_path: Path):
+def test_renamed_inputs_are_requested_by_their_observed_names(tmp_path: Path):
     rename = {"observation.images.front": "observation.images.top"}
     policy = load(write_checkpoint(tmp_path, TwinSize(), rename=rename))
     assert [each.name for each in policy.inputs.cameras] == ["observation.images.front", "observation.images.side"]
@@ -110,7 +110,7 @@ def test_a_single_action_has_no_step(tmp_path: Path):
     assert (schema.horizon, schema.step_ms) == (1, 0.0)
 
 
-def test_another_dataset_is_refused(policy: ACTPolicy):
+def test_another_dataset_is_rejected(policy: ACTPolicy):
     with pytest.raises(CheckpointError) as caught:
         policy.action_schema("bridge")
     assert str(caught.value) == "unnorm_key: 'bridge' is not one of action"
@@ -144,7 +144,7 @@ def test_a_batch_is_its_frames_one_by_one(policy: ACTPolicy, seeds: list[int]):
     torch.testing.assert_close(run(policy, observations), singly, rtol=0, atol=1e-5)
 
 
-def test_every_input_matters(policy: ACTPolicy):
+def test_every_input_changes_the_actions(policy: ACTPolicy):
     seen = observe(policy, 0)
     chunk = run(policy, [seen])
     for name in seen.images:
@@ -179,7 +179,7 @@ def test_pixels_of_any_buffer_are_read_and_left_alone():
         assert bytes(buffer) == bytes(range(24))
 
 
-def test_a_frame_that_does_not_fit_is_refused(policy: ACTPolicy):
+def test_a_frame_that_does_not_fit_is_rejected(policy: ACTPolicy):
     seen = observe(policy, 0)
     wide = Image(40, 57, bytes(40 * 57 * 3))
     top = "observation.images.top"
@@ -238,7 +238,7 @@ def test_damaged_weights_are_named(entries: dict, message: str, tmp_path: Path):
         ({"n_decoder_layers": 2}, "model.decoder has 1 layers, but config.json.n_decoder_layers is 2"),
     ],
 )
-def test_layers_that_would_not_be_run_are_not_passed_over(entries: dict, message: str, tmp_path: Path):
+def test_layers_that_config_json_does_not_count_are_rejected(entries: dict, message: str, tmp_path: Path):
     directory = write_checkpoint(tmp_path, SIZE)
     change_json(directory / "config.json", lambda values: values.update(entries))
     with pytest.raises(CheckpointError) as caught:
@@ -272,7 +272,7 @@ def test_sides_of_feature_maps(pixels: int):
     assert map_side(pixels) == side
 
 
-def test_cropping_is_refused(checkpoint: Path):
+def test_cropping_is_rejected(checkpoint: Path):
     with pytest.raises(ConfigError) as caught:
         ACT.load(checkpoint, RATE, LoadOptions(center_crop=True))
     assert str(caught.value) == "center_crop: policies of this family, act, take whole images; remove it"

@@ -74,7 +74,7 @@ def test_statistics_that_do_not_vary_divide_by_the_epsilon():
     assert same.restored(np.array([[1.0]]))[0, 0] == pytest.approx(1e-3)
 
 
-def test_what_is_normalised_and_what_is_not(tmp_path: Path):
+def test_the_environment_vector_is_left_unnormalised(tmp_path: Path):
     directory = write_checkpoint(tmp_path, TwinSize(environment=2))
     assert set(load(directory).inputs) == {"observation.state", *TwinSize().cameras}
 
@@ -235,7 +235,7 @@ def test_a_step_that_is_not_served_is_named(
     assert str(caught.value) == message
 
 
-def test_a_renaming_behind_the_normalisation_is_refused(checkpoint: Path):
+def test_a_renaming_after_the_normalisation_is_rejected(checkpoint: Path):
     change_json(checkpoint / f"{BEFORE}.json", lambda values: values["steps"].reverse())
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint)
@@ -301,7 +301,7 @@ def test_a_truncated_file_of_statistics_is_named(checkpoint: Path):
     assert str(caught.value) == f"{path} is truncated or not safetensors: copy the checkpoint again"
 
 
-def test_statistics_without_a_file_are_refused(checkpoint: Path):
+def test_statistics_without_a_file_are_rejected(checkpoint: Path):
     change_step(checkpoint, AFTER, 0, lambda step: step.pop("state_file"))
     with pytest.raises(CheckpointError) as caught:
         load(checkpoint)

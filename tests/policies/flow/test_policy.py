@@ -125,7 +125,7 @@ def test_actions_in_the_units_of_the_training(policies: dict[str, DenoisingPolic
     assert (schema.horizon, schema.step_ms, schema.names) == (4, 50.0, ("a0", "a1", "a2"))
 
 
-def test_what_an_observation_must_have(policies: dict[str, DenoisingPolicy]):
+def test_observations_without_a_needed_input_are_rejected(policies: dict[str, DenoisingPolicy]):
     policy = policies["pi0"]
     with pytest.raises(InvalidArgument, match=f"has none of {TOP}, {WRIST}; send at least one"):
         policy.prepare(observation(1, images={"other": Image(1, 1, bytes(3))}))

@@ -120,7 +120,7 @@ def test_the_checkpoint_may_name_its_action():
         *({"control_rate_hz": rate} for rate in (-1, math.inf, math.nan, "fast", None)),
     ],
 )
-def test_a_wrong_action_block_is_told(block: dict[str, object]):
+def test_a_wrong_action_block_is_reported(block: dict[str, object]):
     with pytest.raises(CheckpointError, match="edgeflow_action"):
         actions({"a": NARROW}, **block).schema(None)
 
@@ -137,6 +137,6 @@ def test_the_configuration_states_the_control_rate_of_a_checkpoint(tmp_path: Pat
 
 
 @pytest.mark.parametrize("rate_hz", [-1, 1001.0, True, "5"])
-def test_a_control_rate_that_is_none_is_refused_by_name(tmp_path: Path, rate_hz: object):
+def test_an_invalid_control_rate_is_rejected_by_name(tmp_path: Path, rate_hz: object):
     with pytest.raises(ConfigError, match=r"^policy\.control_rate_hz: must be 0 \(not known\) to 1000 Hz, got"):
         OPENVLA.check(tmp_path, {"control_rate_hz": rate_hz})

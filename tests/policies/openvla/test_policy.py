@@ -63,7 +63,7 @@ def directory(tmp_path: Path) -> Path:
     return write_checkpoint(tmp_path / "model")
 
 
-def test_what_a_policy_says_of_itself(directory: Path):
+def test_properties_of_a_policy(directory: Path):
     policy = load(directory)
     assert (policy.K, policy.image_tokens, policy.unnorm_keys) == (7, 4, ("tiny",))
     ids = policy.prompt_ids("go")
@@ -111,7 +111,7 @@ def test_rope_theta_under_both_names(directory: Path, entry: dict[str, object]):
     assert load_config(directory).text.rope_theta == 5e5
 
 
-def test_key_value_heads_are_the_heads_unless_told(directory: Path):
+def test_key_value_heads_are_the_heads_unless_stated(directory: Path):
     change(directory / "config.json", **text_config())
     assert load_config(directory).text.num_key_value_heads == 4
 
@@ -294,7 +294,7 @@ def text_config(**entries: object) -> dict[str, object]:
         (text_config(head_dim=16), "head_dim 16, expected"),
     ],
 )  # fmt: skip
-def test_a_configuration_that_does_not_fit_is_told(directory: Path, entries: dict[str, object], message: str):
+def test_a_configuration_that_does_not_fit_is_reported(directory: Path, entries: dict[str, object], message: str):
     change(directory / "config.json", **entries)
     started = time.thread_time()
     with pytest.raises(CheckpointError, match=message) as caught:
@@ -317,7 +317,7 @@ def test_a_configuration_that_does_not_fit_is_told(directory: Path, entries: dic
         ({"tvf_normalize_params": None}, "lacks tvf_normalize_params"),
     ],
 )
-def test_a_processor_that_does_not_fit_is_told(directory: Path, entries: dict[str, object], message: str):
+def test_a_processor_that_does_not_fit_is_reported(directory: Path, entries: dict[str, object], message: str):
     change(directory / "preprocessor_config.json", **entries)
     with pytest.raises(CheckpointError, match=message):
         load(directory)

@@ -63,7 +63,7 @@ def test_stored_truncation_and_padding_are_ignored(directory: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"model": 3}'])
-def test_a_missing_or_foreign_tokenizer_is_told(tmp_path: Path, content: str | None):
+def test_a_missing_or_foreign_tokenizer_is_reported(tmp_path: Path, content: str | None):
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"tokenizer\.json is missing or not a tokenizer"):
@@ -71,7 +71,7 @@ def test_a_missing_or_foreign_tokenizer_is_told(tmp_path: Path, content: str | N
 
 
 @pytest.mark.parametrize("piece", ["<s>", "▁"])
-def test_a_tokenizer_of_another_family_is_told(directory: Path, tmp_path: Path, piece: str):
+def test_a_tokenizer_of_another_family_is_reported(directory: Path, tmp_path: Path, piece: str):
     values = json.loads((directory / "tokenizer.json").read_text())
     values["model"]["vocab"]["other"] = values["model"]["vocab"].pop(piece)
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))

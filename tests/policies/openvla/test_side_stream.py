@@ -96,7 +96,7 @@ def test_in_a_capture_memory_is_left_to_the_pool(device: StreamDevice, monkeypat
 
 
 @pytest.mark.parametrize("forgotten", [0, 1])
-def test_a_forgotten_wait_would_be_noticed(device: StreamDevice, monkeypatch, forgotten: int):
+def test_the_double_notices_a_missing_wait(device: StreamDevice, monkeypatch, forgotten: int):
     waits: list[Stream] = []
     plain = Stream.wait_stream
 
@@ -121,7 +121,7 @@ def test_both_towers_of_a_policy_run_at_once_and_give_the_same(device: StreamDev
     assert torch.equal(found, expected) and len(device.used) == 2
 
 
-def test_a_cpu_runs_one_after_the_other():
+def test_on_a_cpu_programs_run_in_order():
     order: list[str] = []
 
     def program(name: str) -> Tensor:

@@ -28,7 +28,7 @@ def directory(tmp_path: Path) -> Path:
     return write_oft(tmp_path / "oft")
 
 
-def test_it_is_recognised_in_recordings_alone(directory: Path):
+def test_oft_is_recognised_only_in_recordings(directory: Path):
     assert family_of(directory).name == family_of(directory, recorded=True).name == "openvla"
     assert family_of(directory, "openvla_oft").name == "openvla_oft"
     (directory / "cases.json").write_text(json.dumps({"constants": {"NUM_ACTIONS_CHUNK": 8}}))
@@ -38,7 +38,7 @@ def test_it_is_recognised_in_recordings_alone(directory: Path):
     assert family_of(directory, recorded=True).name == "openvla"
 
 
-def test_a_head_beside_openvla_is_refused_with_the_line_to_add(directory: Path):
+def test_a_head_beside_openvla_is_rejected_with_the_line_to_add(directory: Path):
     with pytest.raises(ConfigError) as caught:
         OPENVLA.check(directory, {})
     assert str(caught.value) == (
@@ -48,7 +48,7 @@ def test_a_head_beside_openvla_is_refused_with_the_line_to_add(directory: Path):
 
 
 @pytest.mark.parametrize("name", ["action_head-7.pt", PROPRIO])
-def test_any_file_of_oft_beside_openvla_is_refused(tmp_path: Path, name: str):
+def test_any_file_of_oft_beside_openvla_is_rejected(tmp_path: Path, name: str):
     directory = write_checkpoint(tmp_path / "plain")
     OPENVLA.check(directory, {})
     (directory / name).touch()
@@ -73,7 +73,7 @@ def test_a_configured_family_that_the_checkpoint_is_not_of_is_named(directory: P
     assert str(caught.value) == f"policy.family: {family.name}, but config.json has {found}"
 
 
-def test_a_checkpoint_of_no_family_is_refused_with_what_it_says(directory: Path):
+def test_a_checkpoint_of_no_family_is_rejected_with_what_it_says(directory: Path):
     for values, found in (({}, "no model_type and no type"), ({"type": "diffusion"}, "type 'diffusion'")):
         (directory / "config.json").write_text(json.dumps(values))
         with pytest.raises(CheckpointError) as caught:

@@ -168,7 +168,7 @@ def test_an_engine_reserves_as_many_slots_as_a_pass_can_have_robots(
     assert policy.network.reserve(1, 1) is kv
 
 
-def test_frames_are_preprocessed_where_they_were_asked_for(directory: Path, policy: OpenVLAOFTPolicy):
+def test_frames_are_preprocessed_where_they_were_requested(directory: Path, policy: OpenVLAOFTPolicy):
     placement = Placement(dtype=torch.float32, device=CPU, table=built_in_table(), preprocess_on_device=True)
     other = OPENVLA_OFT.load(directory, SIZE.settings(), LoadOptions()).load(placement)
     given, _ = observation(5, "go", policy.settings.cameras)
@@ -210,7 +210,7 @@ def test_a_prompt_is_tokenised_once(directory: Path, policy: OpenVLAOFTPolicy):
     assert [other.text_rows(each) for each in ("a", "b", "a", "b")] == [3] * 4 and asked == ["a", "b"]
 
 
-def test_what_it_states(policy: OpenVLAOFTPolicy):
+def test_the_stated_quantisation(policy: OpenVLAOFTPolicy):
     stated: OnePassPolicy = policy
     assert [(each.name, each.named) for each in stated.inputs.cameras] == [("full_image", True), ("wrist_image", True)]
     assert [(each.name, each.size, each.elements) for each in stated.inputs.state] == [("state", SIZE.proprio, ())]
@@ -271,7 +271,7 @@ def test_without_a_preset_nothing_is_known_of_seven_numbers(tmp_path: Path):
     assert (schema.horizon, schema.step_ms) == (1, 0.0)
 
 
-def test_actions_are_cut_to_the_limits_and_nan_stays(policy: OpenVLAOFTPolicy):
+def test_actions_are_clipped_to_the_limits_and_nan_stays(policy: OpenVLAOFTPolicy):
     schema = policy.action_schema()
     values = np.full((SIZE.chunk, SIZE.dims), 9.0)
     values[0] = -9.0
@@ -316,7 +316,7 @@ def test_a_footprint_counts_every_number(directory: Path):
         (PROPRIO, {"other": torch.ones(1 << 19)}, "bytes, expected at most"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(tmp_path: Path, name: str, change: dict, message: str):
+def test_a_wrong_file_is_rejected_by_name(tmp_path: Path, name: str, change: dict, message: str):
     directory = write_oft(tmp_path / "oft", SIZE)
     tensors = {key.removeprefix("module."): value for key, value in torch.load(directory / name).items()} | change
     save_pt(directory / name, {key: value for key, value in tensors.items() if value is not None})
@@ -326,7 +326,7 @@ def test_a_wrong_file_is_refused_by_name(tmp_path: Path, name: str, change: dict
 
 
 @pytest.mark.parametrize("name", [HEAD, PROPRIO])
-def test_a_damaged_file_is_told_before_the_large_weights_are_read(tmp_path: Path, name: str, monkeypatch):
+def test_a_damaged_file_is_reported_before_the_large_weights_are_read(tmp_path: Path, name: str, monkeypatch):
     directory = write_oft(tmp_path / "oft", SIZE)
     (directory / name).write_bytes(b"damaged")
     for part in ("LlamaDecoder", "Vision"):

@@ -63,20 +63,20 @@ WRONG = [
 
 
 @pytest.mark.parametrize("step", ["newest", "../x", -1, True, [1], 0.5])
-def test_a_wrong_step_is_told_once(step: object):
+def test_a_wrong_step_is_reported_once(step: object):
     with pytest.raises(ConfigError) as caught:
         OFTSettings.of({**PLAIN, "step": step})
     assert str(caught.value) == f'policy.step: {json.dumps(step)} should be a training step, or "latest"'
 
 
 @pytest.mark.parametrize(("given", "message"), WRONG, ids=[wrong[1][:60] for wrong in WRONG])
-def test_wrong_settings_are_refused(given: dict, message: str):
+def test_wrong_settings_are_rejected(given: dict, message: str):
     with pytest.raises(ConfigError) as caught:
         OFTSettings.of(given)
     assert str(caught.value).startswith(message)
 
 
-def test_an_unknown_key_is_refused_with_those_that_are_known():
+def test_an_unknown_key_is_rejected_with_those_that_are_known():
     with pytest.raises(ConfigError) as caught:
         OFTSettings.of({**PLAIN, "chunks": 4})
     assert str(caught.value) == (
@@ -153,7 +153,7 @@ def test_the_latest_step_is_the_newest(tmp_path: Path):
         ("proprio_projector-50_checkpoint.pt", {"proprio": 0}),
     ],
 )
-def test_a_file_of_another_name_is_refused(tmp_path: Path, name: str, off: dict):
+def test_a_file_of_another_name_is_rejected(tmp_path: Path, name: str, off: dict):
     touch(tmp_path, "proprio_projector--50_checkpoint.pt", name)
     with pytest.raises(CheckpointError) as caught:
         find_files(tmp_path, OFTSettings.of({**PLAIN, "proprio": 2}))
@@ -169,7 +169,7 @@ def test_a_file_of_another_name_is_refused(tmp_path: Path, name: str, off: dict)
         ("noisy_action_projector--5_checkpoint.pt", "the diffusion head"),
     ],
 )
-def test_other_variants_are_refused(tmp_path: Path, name: str, what: str):
+def test_other_variants_are_rejected(tmp_path: Path, name: str, what: str):
     with pytest.raises(CheckpointError) as caught:
         find_files(touch(tmp_path, name), OFTSettings.of(PLAIN))
     assert str(caught.value) == f"model: {tmp_path} has {name}: {what} is not supported"

@@ -86,7 +86,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("entries", "other", "message"), WRONG, ids=[wrong[2] for wrong in WRONG])
-def test_wrong_statistics_are_refused(tmp_path: Path, entries: dict, other: dict, message: str):
+def test_wrong_statistics_are_rejected(tmp_path: Path, entries: dict, other: dict, message: str):
     write(tmp_path, {}, "config.json")
     with pytest.raises(CheckpointError) as caught:
         read_statistics(write(tmp_path, entries), settings(**other))
@@ -103,7 +103,7 @@ def bounds(low: np.ndarray, span: np.ndarray, mask: np.ndarray) -> VectorBounds:
 
 
 @given(numbers, spans, masks, st.lists(st.floats(0, 1), min_size=4, max_size=4).map(np.array))
-def test_what_is_normalised_comes_back(low: np.ndarray, span: np.ndarray, mask: np.ndarray, share: np.ndarray):
+def test_normalisation_is_undone(low: np.ndarray, span: np.ndarray, mask: np.ndarray, share: np.ndarray):
     subject = bounds(low, span, mask)
     values = np.where(mask, low + share * span, 2 * share - 1)
     normalised = subject.normalised(values)
@@ -112,7 +112,7 @@ def test_what_is_normalised_comes_back(low: np.ndarray, span: np.ndarray, mask: 
 
 
 @given(numbers, spans, masks, numbers)
-def test_what_is_beyond_the_bounds_is_cut_when_it_is_normalised(low, span, mask, values):
+def test_values_beyond_the_bounds_are_clipped_when_normalised(low, span, mask, values):
     subject = bounds(low, span, mask)
     found = subject.normalised(values)
     scaled = 2 * (values - low) / (span + 1e-8) - 1
@@ -124,7 +124,7 @@ def test_the_ends_are_the_bounds_and_beyond_them_nothing_is_cut():
     assert subject.unnormalised(np.array([[-1.0, -1.0], [3.0, 3.0]])).tolist() == [[1, -1], [5 + 2e-8, 3]]
 
 
-def test_what_is_left_as_it_is_may_reach_all_that_the_data_has(tmp_path: Path):
+def test_unnormalised_dimensions_have_the_range_of_the_data(tmp_path: Path):
     directory = write(tmp_path, {"one": {"action": entry(mask=[True, False])}})
     low, high = read_statistics(directory, settings()).actions["one"].limits
     assert (low.tolist(), high.tolist()) == ([0, -1], [2, 3])

@@ -55,7 +55,7 @@ def test_states_texts_and_actions(tmp_path: Path, case: dict[str, Any]):
     np.testing.assert_allclose(restored, TENSORS[f"{name}.actions"], rtol=1e-5, atol=1e-6)
 
 
-def test_statistics_that_are_missing_are_refused(tmp_path: Path):
+def test_statistics_that_are_missing_are_rejected(tmp_path: Path):
     """LeRobot passes such values through, unnormalised."""
     with pytest.raises(CheckpointError, match=re.escape("has no statistics for observation.state")):
         processors_of(tmp_path, "no_statistics")
