@@ -1,4 +1,4 @@
-"""Child processes: what they inherit, how they end; and what is spare for them in advance."""
+"""Child processes: what they inherit, how they end; and spares made in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.service.host import spare as spare
+from edgeflow.service.host import spare
 from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
