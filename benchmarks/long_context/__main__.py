@@ -125,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
 def _count(text: str) -> int:
     """A number of the command line, at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
     return int(text)
 
 

@@ -25,7 +25,7 @@ def number(value: float, digits: int = 0) -> str:
 
 
 def short(value: float) -> str:
-    """Three significant digits, or all digits of a whole number."""
+    """Three significant digits, or all digits of an integer."""
     if abs(value - round(value)) < 1e-9:
         return number(value)
     digits = max(0, 2 - len(str(int(abs(value))))) + 1 if abs(value) >= 1 else 2

@@ -54,7 +54,7 @@ def floor_ms(row: ShapeRow, rates: Rates) -> float:
 
 
 def as_json(row: ShapeRow, rates: Rates) -> dict[str, Any]:
-    """All figures; FLOPs and bytes as whole numbers."""
+    """All figures; FLOPs and bytes as integers."""
     floor, place = floor_ms(row, rates), {"stage": row.stage, "prefix": row.prefix, "suffix": row.suffix}
     work = {"flops": int(row.work.flops), "bytes": int(row.work.bytes)}
     times = {"ms": dict(row.ms), "floor_ms": floor, "min_over_floor": row.ms["min"] / floor}

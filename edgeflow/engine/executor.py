@@ -139,7 +139,7 @@ class Executor:
 
     @torch.inference_mode()
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
-        """Start a pass: stage its inputs, run or replay it, fetch what it gives.
+        """Start a pass: stage its inputs, run or replay it, begin to copy its results.
 
         prompts: those of its prefills. waits: rows are sampled later, by `sample`.
         """
@@ -149,11 +149,13 @@ class Executor:
         pinned = self._device.type == "cuda"
         staged = stage(planned, prompts, padded or shape, self.contract, scratch=self._scratch, pinned=pinned)
         started = self.stamp()
+        # Folds are enqueued before the rows of the pass, which enter the places that a fold frees.
         if self._memory is not None:
             for segment in planned.segments:
                 self._memory.change(segment.slot, segment.before)
         outputs = self._replay(padded, staged) if padded else self._run(planned, shape, staged)
         ran, results = padded or shape, outputs.results
+        # The recording was made without sampling, since this kind was not recorded: sample its logits now.
         if padded and padded.sampling != shape.sampling:
             results = self._sample(planned, padded, outputs, None)
         return Ticket(
@@ -169,7 +171,7 @@ class Executor:
 
     @torch.inference_mode()
     def clear(self, slot: int) -> None:
-        """Forget what the memory of a slot holds; nothing happens where slots have none."""
+        """Clear the memory of a slot, where slots have one."""
         if self._memory is not None:
             self._memory.clear(slot)
 
@@ -221,7 +223,9 @@ class Executor:
         return self.state.sampling.kind(slots) if self.state.sampling else GREEDY
 
     def _padded(self, planned: Pass[Any], shape: PassShape) -> PassShape | None:
-        """The shape that is replayed, or None. Where a kind of sampling was not recorded, rows are sampled apart."""
+        """The shape to replay; None to run the pass as it is. Rows are sampled apart where their kind was not
+        recorded.
+        """
         if self.classes is None or self.graphs is None:
             return None
         start = max(segment.start for segment in planned.prefills or planned.segments)

@@ -1,7 +1,8 @@
 """KV memory: how many control sessions fit into the free memory of a device, in whole bytes.
 
 A session takes a ring of K slots. Beside the rings stay free: a reserve (activations of the largest pass, and a fixed
-part for CUDA graphs, workspaces of libraries and fragments), and what the chat model will take after the policy.
+part for CUDA graphs, workspaces of libraries and fragments), and the memory of the chat model, which is loaded after
+the policy.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def written_bytes(kv_format: KVFormat, shape: KVShape, *, rows: int = 0, spans: 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that may still be taken. On a CPU pages are granted before they exist, so the system must be asked.
+    """The memory that can still be allocated. On a CPU pages are granted before they exist, so the system must be
+    asked.
 
     A GPU that shares the system's memory (Jetson) can also take pages that only cache files, such as the checkpoint.
     """

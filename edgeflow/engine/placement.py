@@ -94,7 +94,9 @@ def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") ->
 
 
 def operators_line(config: ServiceConfig) -> str:
-    """The overlays and weights that a service was given, in a line, with what its overlays name but is absent here."""
+    """A line on the overlays and weights of a service, with the implementations of its overlays that are absent
+    here.
+    """
     overlays = [Path(name) for name in (config.operators, config.chat.operators) if name]
     return "; ".join(filter(None, [config.chosen_operators, _policy_line(config), *map(absent_line, overlays)]))
 

@@ -1,4 +1,4 @@
-"""One pass as a program over device tensors: what it reads, what it does, what it leaves.
+"""One pass as a program over device tensors.
 
 The host decides only by the *shape*; everything else a pass differs in (prompts, pixels, slots, rows, moves) lies in
 one buffer, and how far each slot is in the state of the slots. So the program can be run, or recorded once per shape
@@ -83,10 +83,10 @@ class Verifier(Protocol):
     def store(self) -> KVSlots | None: ...
 
     def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        """Sample, and accept what drafts are right; the slots' lengths and tokens are then those of what is verified.
+        """Sample, and accept the drafts that are right; the slots' lengths and tokens are then the verified ones.
 
-        allowed [n, V]: what a grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines
-        of engine/sampling/sample.py, None where nothing is sampled.
+        allowed [n, V]: the tokens that a grammar permits; fewer rows than are sampled where it forbids a draft. Returns
+        the lines of engine/sampling/sample.py, None where nothing is sampled.
         """
         ...
 

@@ -98,7 +98,7 @@ class PassShape:
 
 
 def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -> PassShape:
-    """The shape of a pass as it is. capacity: of its slots, in positions."""
+    """The unpadded shape of a pass. capacity: of its slots, in positions."""
     reach = max(segment.start + segment.length for segment in planned.segments)
     gated = tuple(segment.gated for segment in planned.segments)
     forms = {segment.form for segment in planned.segments}
@@ -124,7 +124,7 @@ def _shape(prefills: tuple[int, ...], decodes: tuple[int, ...], samples: tuple[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeClasses:
-    """The shapes that passes of a model are padded to. Ascending sizes; a pass beyond the largest is run as it is."""
+    """The shapes to which passes of a model are padded, in ascending sizes; a pass beyond the largest runs unpadded."""
 
     lone: tuple[int, ...]
     """Rows of a pass with one prefill, its decode rows included."""

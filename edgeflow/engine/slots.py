@@ -44,8 +44,8 @@ class SlotState:
 class SlotMemory:
     """The memories of a store's slots. Everything is enqueued; nothing waits for the device.
 
-    fold: the operator. follower: another store with a place for each of `kv`, which has no memory: what is folded is
-    lost there.
+    fold: the operator. follower: another store with a place for each of `kv` and without a memory, which loses folded
+    tokens.
     """
 
     def __init__(self, kv: KVSlots, state: SlotState, fold: FoldMemory, follower: KVSlots | None = None) -> None:

@@ -98,7 +98,7 @@ class LlamaConfig:
             elif isinstance(field.default, int):
                 least = min(1, field.default)
                 fits = type(value) is int and least <= value <= MAX_SIZE
-                wanted = f"a whole number, at least {least}, up to {MAX_SIZE}"
+                wanted = f"an integer, at least {least}, up to {MAX_SIZE}"
             else:
                 fits, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number, at least 0"
             if not fits:

@@ -75,7 +75,7 @@ class GateRules:
             value = getattr(self, name)
             if type(value) is not int or not least <= value <= MAX_SIZE:
                 raise ConfigError(
-                    f"{name} ({_IN_FILE[name]}) must be a whole number from {least} to {MAX_SIZE}, got {value!r}"
+                    f"{name} ({_IN_FILE[name]}) must be an integer from {least} to {MAX_SIZE}, got {value!r}"
                 )
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:

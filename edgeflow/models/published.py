@@ -131,7 +131,7 @@ def latent_sizes(values: Mapping[str, Any], family: str) -> LatentSizes:
     for field, value in sizes.items():
         least = 0 if field == "query_rank" and values.get("q_lora_rank", 1) is None else 1
         if type(value) is not int or not least <= value <= MAX_SIZE:
-            raise ValueError(f"{LATENT_SIZES[field][0]} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
+            raise ValueError(f"{LATENT_SIZES[field][0]} must be an integer from 1 to {MAX_SIZE}, got {value!r}")
     paired = values.get("rope_interleave", True) if family == "deepseek_v3" else True
     if not isinstance(paired, bool):
         raise ValueError(f"rope_interleave must be true or false, got {paired!r}")
@@ -185,7 +185,7 @@ class GenerationConfig:
             if type(value) not in (int, float) or not math.isfinite(value) or not least <= value <= most:
                 raise ValueError(f"generation_config {name} must be {least} to {most}, got {value!r}")
         if type(given.get("top_k", 0)) is not int or given.get("top_k", 0) < -1:
-            raise ValueError(f"generation_config top_k must be a whole number, at least -1, got {given['top_k']!r}")
+            raise ValueError(f"generation_config top_k must be an integer, at least -1, got {given['top_k']!r}")
         if given.get("top_k") == -1:  # off, as 0
             given["top_k"] = 0
         return cls(stop_ids=frozenset(ids), **given)

@@ -67,9 +67,9 @@ class VisionConfig:
             value = getattr(self, field.name)
             least = 0 if field.name == "image_token" else 1
             if field.name != "full_blocks" and not (type(value) is int and least <= value <= MAX_SIZE):
-                raise ValueError(f"vision_config.{field.name} must be a whole number, {least} to {MAX_SIZE}: {value!r}")
+                raise ValueError(f"vision_config.{field.name} must be an integer, {least} to {MAX_SIZE}: {value!r}")
         if not all(type(each) is int for each in self.full_blocks):
-            raise ValueError(f"vision_config.fullatt_block_indexes must be whole numbers, got {self.full_blocks!r}")
+            raise ValueError(f"vision_config.fullatt_block_indexes must be integers, got {self.full_blocks!r}")
         if self.hidden_size % (4 * self.num_heads):
             raise ValueError(f"vision_config: {self.num_heads} heads of a multiple of 4 do not make {self.hidden_size}")
         if self.window < 1:

@@ -54,7 +54,7 @@ class Rope:
         if type(self.trained) is not int or self.trained < 1:
             raise ValueError(f"rope_scaling.original_max_position_embeddings must be at least 1, got {self.trained!r}")
         if not all(type(each) is int and each > 0 for each in self.sections):
-            raise ValueError(f"rope_scaling.mrope_section must be whole numbers, at least 1, got {self.sections}")
+            raise ValueError(f"rope_scaling.mrope_section must be integers, at least 1, got {self.sections}")
         factors = {"attention_factor": self.magnitude, "mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
         for name, value in factors.items():
             if type(value) not in (int, float) or not 0 <= value < math.inf:

@@ -140,7 +140,7 @@ def _check_keys(path: Path, value: dict[Any, Any]) -> None:
     """Check that only names and numbers are keys. Others are neither printed nor hashed, which may take forever."""
     wrong = next((type(key) for key in value if type(key) not in _KEYS), None)
     if wrong is not None:
-        raise CheckpointError(f"{path} has a key of type {_name(wrong)}: only names and whole numbers are read")
+        raise CheckpointError(f"{path} has a key of type {_name(wrong)}: only names and integers are read")
 
 
 def _checked_bytes(path: Path, tensor: Tensor) -> int:

@@ -156,7 +156,7 @@ class Gaps:
         """How slow steps get, in per cent of the cost model's time: the second slowest of the last KEPT_STEPS steps,
         since the slowest may be an outlier."""
         slowest = sorted(self._percent)[-2:]
-        return slowest[0] if len(slowest) == 2 else 200
+        return slowest[0] if len(slowest) == 2 else 200  # twice the model, until two steps were measured
 
     def _until(self, session: int, now_ns: int) -> int:
         if now_ns >= self._silent_ns(session):

@@ -135,6 +135,7 @@ class Drafts:
         rule = self.rule
         if rule.form is DraftForm.NONE:
             return 0
+        # While a pass is in flight, the drafter has not reported yet how many drafts follow: plan for all of them.
         standing = rule.rows - 1 if self._flying else min(self.found, rule.rows - 1)
         left = tokens - self.most - 1  # after the token that the newest one gives
         most = min(standing, ahead, rows - 1, rule.places - place - 1)

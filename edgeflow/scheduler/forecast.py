@@ -170,6 +170,7 @@ class _Tally:
         counted = [action for action in self.done if action.at_ns > since_ns]
         if len(counted) < 2:
             return _steady(counted, until_ns - since_ns, self._overtaken(since_ns, until_ns))
+        # The span lies between actions, so the first of them opens it and is not counted.
         first_ns, last_ns = counted[0].at_ns, counted[-1].at_ns
         return _steady(counted[1:], last_ns - first_ns, self._overtaken(first_ns, last_ns))
 
@@ -233,11 +234,12 @@ class _Simulation:
         if planned is None and not self._device.running:
             wake_ns = self._scheduler.wake_at_ns()
             waits = [*(feed.next_ns for feed in self._feeds), *([] if wake_ns is None else [wake_ns])]
-            self.now_ns = max(self.now_ns + 1, min(waits))
+            self.now_ns = max(self.now_ns + 1, min(waits))  # time always advances, also where a frame is due already
             return False
         if planned is not None:
             prepare_ns = sum(self._feeds[each.sequence.session].robot.prepare_ns for each in planned.prefills)
             self.now_ns = self._device.launch(planned, self.now_ns + prepare_ns)
+        # As the worker: up to launch_ahead passes stay in flight, and all are collected once nothing can be launched.
         while len(self._device.running) > (self._times.launch_ahead if planned else 0):
             self._commit(*self._device.running.popleft())
         return planned is not None

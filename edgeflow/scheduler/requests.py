@@ -101,6 +101,7 @@ class RequestPlan:
         ends, guessed = self.place == known, 0
         if run.again and ends and length == 1:
             guessed = drafts.next_count(place, self.tokens, self.route.ahead(known), most)
+        # Plan for the furthest place that the pass can reach; `commit` takes back what was not accepted.
         self.place += self.rule.most_tokens(1 + guessed) - 1
         if self.tokens and ends:
             drafts.launched(1 + guessed)

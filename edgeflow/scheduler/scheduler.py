@@ -148,6 +148,7 @@ class Scheduler:
             launched += [(queue, segment, flight) for segment, flight in taken]
             moves += its_moves
             full = full or len(taken) == queue.stages
+        # Prompts first and then ascending slots, so that kernels can batch decode rows of neighbouring slots.
         launched.sort(key=lambda each: (each[1].stage > 0, each[1].slot))
         planned = Pass(number, tuple(segment for _, segment, _ in launched), tuple(moves))
         self._launched[number] = launched
@@ -183,6 +184,7 @@ class Scheduler:
         queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))
         for queue in queues:
             wanted = queue.runnable_rows(now_ns)
+            # The first session always runs, even if it exceeds the budget by itself: it would wait forever otherwise.
             if wanted and (not chosen or rows + wanted <= self.limits.row_budget):
                 chosen.append(queue)
                 rows += wanted

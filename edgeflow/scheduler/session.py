@@ -211,6 +211,7 @@ class SessionQueue:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
         verified = len(outcome.tokens) if self._most_drafts else 1
         flight.verified = min(flight.verified + verified, self.stages)
+        # The plan has already counted one token of this pass; its further drafts are certain now, accepted or not.
         flight.stage += verified - 1
         flight.length += verified - 1
         flight.slack -= segment.drafts
@@ -287,6 +288,7 @@ class SessionQueue:
             deadline_ns=frame.deadline_ns,
             expires_ns=frame.expires_ns,
             speculation=self._pace.speculation,
+            # Scenes change slowly: the tokens of the frame before, read where its answer begins, are the best drafts.
             guess=SlotPosition(before.slot, before.rows) if before and self._pace.speculation else None,
         )
         self._flights.append(self._newest)

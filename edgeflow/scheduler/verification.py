@@ -74,6 +74,7 @@ def estimate(samples: Iterable[VerificationSample], stages: int) -> Verification
         events[sample.passes] += sample.verified
     at_risk, remain, shares = leaving.total(), WHOLE, []
     for passes in range(1, stages):
+        # Frames that left unverified count among those at risk up to their last pass, and then no more.
         left = remain - remain * events[passes] // at_risk if at_risk else remain
         shares.append(remain - left)
         remain = left

@@ -110,7 +110,9 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """`{% generation %}` … `{% endgeneration %}` mark for training what an assistant said: a scope, and no text."""
+    """`{% generation %}` … `{% endgeneration %}` mark, for training, the words of an assistant: a scope without
+    text.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -141,7 +143,7 @@ def _cause(code: int) -> Exception:
 
 
 class _Failed(Exception):
-    """The template gives no text; the message says why, without its subject."""
+    """The template gives no text. The message is the reason, without its subject."""
 
 
 class TemplateRaised(TemplateError):

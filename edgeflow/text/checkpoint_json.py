@@ -68,7 +68,7 @@ class Fields:
         return iter(self._values)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A whole number, 1 to LARGEST."""
+        """An integer, 1 to LARGEST."""
         return self._checked_size(key, self._value(key, default))
 
     def shape(self, key: str, dims: int) -> tuple[int, ...]:
@@ -79,18 +79,18 @@ class Fields:
         return tuple(self._checked_size(key, each) for each in value)
 
     def count(self, key: str) -> int:
-        """A whole number from 0 on."""
+        """An integer from 0 on."""
         return self._checked_count(key, self._value(key, None))
 
     def whole_numbers(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers from 0 on."""
+        """A list of integers from 0 on."""
         value = self._value(key, None)
         if not isinstance(value, list):
-            raise CheckpointError(f"{self.name(key)} is {repr(value)[:60]}; served: a list of whole numbers")
+            raise CheckpointError(f"{self.name(key)} is {repr(value)[:60]}; served: a list of integers")
         return tuple(self._checked_count(key, each) for each in value)
 
     def plain(self, key: str) -> dict[str, Any]:
-        """An object as it is."""
+        """The object itself."""
         value = self._value(key, None)
         if not isinstance(value, dict):
             raise CheckpointError(f"{self.name(key)} must be an object: copy the checkpoint again")
@@ -167,7 +167,7 @@ class Fields:
 
     def _checked_count(self, key: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise CheckpointError(f"{self.name(key)} has {repr(value)[:60]}; served: a whole number from 0 on")
+            raise CheckpointError(f"{self.name(key)} has {repr(value)[:60]}; served: an integer from 0 on")
         return value
 
     def _value(self, key: str, default: Any) -> Any:
@@ -178,7 +178,7 @@ class Fields:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """Their texts by name, of tokenizer_config.json and special_tokens_map.json.
+    """The special tokens by name, from tokenizer_config.json and special_tokens_map.json.
 
     As in transformers, the second file wins and is only read beside a tokenizer_config.json of older versions, which
     does not list the added tokens. A token is given as text or as an object with its content; null is none.

@@ -245,7 +245,9 @@ class TextTokenizer:
         return far_exceeds(self._tokenizer, text, most)
 
     def encode_rendered(self, text: str, marks: Marks) -> list[int]:
-        """The token ids of a rendered chat template: what `marks` hid is plain text, what the template wrote is not."""
+        """The token ids of a rendered chat template: text that `marks` hid is plain text, and the special tokens that
+        the template wrote are tokens.
+        """
         _check_unicode(marks.show(text))
         with self._lock:  # made when it is first needed: it takes as much memory as this one
             rendered = self._rendered = self._rendered or RenderedTokenizer(self._tokenizer.to_str(), self.special)

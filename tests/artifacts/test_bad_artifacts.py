@@ -96,7 +96,7 @@ def test_weights_of_another_model(folder: Path):
         (("graphs", 0, "file"), "step\0.onnx", "is 'step\\x00.onnx'; served: a file in the folder"),
         (("graphs", 0, "file"), "step\ud800.onnx", "is 'step\\ud800.onnx'; served: a file in the folder"),
         (("graphs", 0, "file"), "vlm", "vlm is not a file: copy the folder again"),
-        (("graphs", 1, "inputs", 0, "shape"), [1, -3], "served: a whole number from 0 on"),
+        (("graphs", 1, "inputs", 0, "shape"), [1, -3], "served: an integer from 0 on"),
         (("graphs", 1, "inputs", 0, "shape"), [1, 0], "has shape [1, 0]; served: 1 to"),
         (("graphs", 3, "batch"), 60000, "batch is 60000; served: 1 to 1024"),
         (("graphs", 0, "weight_bytes"), 10**4000, "graphs[0] states more bytes of weights than the"),

@@ -237,9 +237,9 @@ def test_a_system_that_was_not_asked_has_no_line():
         ("--band 3000 1000", "band: SHORTEST is at most LONGEST, got 3000 1000"),
         ("--band 9000 10000", "band: LONGEST is at most 4200, since a log has up to 600 lines, got 10000"),
         ("--band 100 200", r"band: SHORTEST is at least \d+ with this gate, .* got 100"),
-        ("--questions 0", "argument --questions: must be a whole number of at least 1, got '0'"),
-        ("--look-ups -3", "argument --look-ups: must be a whole number of at least 1, got '-3'"),
-        ("--kept many", "argument --kept: must be a whole number of at least 1, got 'many'"),
+        ("--questions 0", "argument --questions: must be an integer of at least 1, got '0'"),
+        ("--look-ups -3", "argument --look-ups: must be an integer of at least 1, got '-3'"),
+        ("--kept many", "argument --kept: must be an integer of at least 1, got 'many'"),
         (f"--base {EMBEDDED_CHAT_MODEL}", "base_fingerprint .* belongs to another base"),
     ],
 )

@@ -68,7 +68,7 @@ def recorded(*tensors: torch.Tensor) -> Iterator[list[Loads]]:
 
     def load(self, pointers, mask, *others):
         for each in loads:
-            each.add(pointers.data[mask.data.astype(bool)].astype(np.int64))  # scalar masks are whole numbers
+            each.add(pointers.data[mask.data.astype(bool)].astype(np.int64))  # scalar masks are integers
         return plain(self, pointers, mask, *others)
 
     interpreter.InterpreterBuilder.create_masked_load = load

@@ -26,8 +26,8 @@ def test_long_names_become_letters_and_rows_their_class(text, ours):
     [
         ("in_feature=1536", r"'in_feature=1536': no size has this name; known: m, rows, tokens, n, out_features"),
         ("m=1|...|e=2", r"'\.\.\.': no size"),
-        ("m=many", "'m=many': a size is a whole number"),
-        ("m=-1", "'m=-1': a size is a whole number"),
+        ("m=many", "'m=many': a size is an integer"),
+        ("m=-1", "'m=-1': a size is an integer"),
         ("m=1|rows=2", "'rows=2': this size is given twice"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_whole_file_beside_an_index_is_remarked_on(directory: Path):
         ({"vision_config": ...}, "qwen2_5_vl needs a vision_config"),
         ({"text_config__hidden_size": ...}, "lacks hidden_size"),
         ({"text_config__intermediate_size": 60}, "mlp.gate_proj.weight has shape"),
-        ({"text_config__num_hidden_layers": 1 << 30}, "num_hidden_layers must be a whole number"),
+        ({"text_config__num_hidden_layers": 1 << 30}, "num_hidden_layers must be an integer"),
         ({"text_config__num_hidden_layers": 4}, "layers.3.self_attn.q_proj.weight is missing"),
         ({"text_config__vocab_size": 100}, "tokenizer.json has ids up to 255, but the model's vocab_size is 100"),
         ({"text_config__hidden_act": "gelu"}, "the configuration is not supported: hidden_act 'gelu'"),
@@ -158,8 +158,8 @@ def test_a_configuration_that_is_not_served_is_reported(directory: Path, entries
         ("preprocessor_config.json", b'{"do_resize": false}', "do_resize"),
         ("generation_config.json", b'{"eos_token_id": "</s>"}', "eos_token_id must be a token id or a list"),
         ("generation_config.json", b'{"do_sample": true, "temperature": -1}', "temperature must be 0.0 to 2.0"),
-        ("generation_config.json", b'{"do_sample": true, "top_k": 1.5}', "top_k must be a whole number"),
-        ("generation_config.json", b'{"do_sample": true, "top_k": -2}', "top_k must be a whole number, at least -1"),
+        ("generation_config.json", b'{"do_sample": true, "top_k": 1.5}', "top_k must be an integer"),
+        ("generation_config.json", b'{"do_sample": true, "top_k": -2}', "top_k must be an integer, at least -1"),
     ],
 )
 def test_a_file_that_is_wrong_is_named(directory: Path, name: str, content: bytes | None, message: str):

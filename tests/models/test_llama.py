@@ -320,13 +320,13 @@ def test_slots_may_be_longer_than_the_trained_positions():
     [
         ({"num_attention_heads": 5}, "heads do not divide hidden_size"),
         ({"num_key_value_heads": 3}, "KV heads do not divide"),
-        ({"num_key_value_heads": 0}, "num_key_value_heads must be a whole number, at least 1"),
-        ({"vocab_size": 2.5}, "vocab_size must be a whole number"),
-        ({"max_position_embeddings": 10**9}, "max_position_embeddings must be a whole number, at least 1, up to"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be an integer, at least 1"),
+        ({"vocab_size": 2.5}, "vocab_size must be an integer"),
+        ({"max_position_embeddings": 10**9}, "max_position_embeddings must be an integer, at least 1, up to"),
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps must be a number"),
         ({"rope_theta": float("nan")}, "rope_theta must be a number"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number, at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer, at least 1"),
     ],
 )
 def test_impossible_sizes_are_reported(change: dict[str, object], message: str):

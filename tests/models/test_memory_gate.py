@@ -77,7 +77,7 @@ def test_segments_of_a_text():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"window": 0}, r"window \(l_window\) must be a whole number from 1 to 16777216, got 0"),
+        ({"window": 0}, r"window \(l_window\) must be an integer from 1 to 16777216, got 0"),
         ({"segment": 0}, r"segment \(l_seg\) .* from 1 .* got 0"),
         ({"sink": -1}, r"sink \(l_sink\) .* from 0 .* got -1"),
         ({"window": 3.0}, r"window \(l_window\) .* got 3\.0"),

@@ -239,7 +239,7 @@ def test_a_bad_key_is_reported_only_by_its_type(tmp_path: Path, monkeypatch):
         before = Unprintable.calls
         kind = type(key)
         name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-        assert refusal(path) == f"FILE has a key of type {name}: only names and whole numbers are read"
+        assert refusal(path) == f"FILE has a key of type {name}: only names and integers are read"
         assert Unprintable.calls == before + (kind is Unprintable)  # the dictionary of the test itself
 
 

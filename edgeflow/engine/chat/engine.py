@@ -34,7 +34,8 @@ from edgeflow_client.reasons import Reason
 
 
 def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: bool) -> list[PassShape]:
-    """Chunks, whose last row is sampled apart; decode rows and verifications: greedy, as recommended, and apart.
+    """The shapes to record: chunks, whose last row is sampled apart; decode rows and verifications, sampled greedily,
+    as recommended, and apart.
 
     Passes of every token come first, since those beyond the most recordings are run as they are. recommended: how the
     checkpoint recommends to sample. gated: also with rows that read the memory of their slot.
@@ -247,7 +248,7 @@ class ChatEngine:
                 executor.graphs.seal()
 
     def drop_graphs(self) -> None:
-        """Run all passes as they are."""
+        """Run all passes without recordings from now on."""
         self._reads_places = self.drafts is not None and self._host_reads()
         for executor in self._executors:
             executor.graphs = None
@@ -263,7 +264,7 @@ class ChatEngine:
         self._sampling.begin(slot, params, prompt.ids, seed)
 
     def clear(self, slot: int) -> None:
-        """Forget what the memory of a slot holds, before a sequence begins in it."""
+        """Clear the memory of a slot before a sequence begins in it."""
         self._prompts.clear(slot)
 
     def check_memory(self, slot: int) -> None:
@@ -293,8 +294,8 @@ class ChatEngine:
         return self._of(ticket.planned).sample(ticket, allowed)
 
     def collect(self, ticket: Ticket[int]) -> list[Sampled[int]]:
-        """Wait for a pass; what each of its segments gave. WorkerError where logits are not finite; Internal where they
-        are of rows that read a memory, which may be at fault.
+        """Wait for a pass; returns the outcome of each segment. WorkerError where logits are not finite; Internal where
+        they are of rows that read a memory, which may be at fault.
         """
         outcomes = self._of(ticket.planned).collect(ticket)
         if not all(outcome.finite for outcome in outcomes):
@@ -304,7 +305,7 @@ class ChatEngine:
         return outcomes
 
     def _of(self, planned: Pass[int] | PassShape) -> Executor:
-        """Rows of a pass are of one model: decode rows beside prompts only where the same computes both."""
+        """The executor of a pass. A pass mixes prompts and decode rows only where one model computes both."""
         return self._prompts if planned.prefills else self._decodes
 
     @property

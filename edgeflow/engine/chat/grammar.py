@@ -153,9 +153,10 @@ class _Process:
         self._process: BoundedProcess | None = None
 
     def ask(self, message: bytes, most_bytes: int) -> bytes:
-        """Masks; InvalidArgument where there are none, or none in time; Unavailable if the process is lost.
+        """Ask for masks; InvalidArgument where the answer has none or comes too late; Unavailable if the process is
+        lost.
 
-        most_bytes: of the answer; a process that sends more is ended, and lost.
+        most_bytes: the most bytes of an answer; a process that sends more is ended.
         """
         if self._process is not None and message[:1] == COMPILE and not self._process.alive:
             self._end()  # it was lost between two requests, so nothing of this one is

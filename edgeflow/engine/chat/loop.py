@@ -209,6 +209,7 @@ class ChatLoop:
         if planned is None:
             return None
         constraint = self._constraint
+        # The forward pass needs no mask: it runs while the grammar process computes one, and only sampling waits.
         waits = constraint is not None and planned.segments[0].samples > 0
         ticket = self.engine.launch(planned, self._sources, waits=waits)
         self._masked = ticket if waits else None

@@ -1,7 +1,7 @@
 """The memory of a chat model, computed before the start and again where slots are reserved: weights, slots, passes, and
 the gate that lets a prompt be longer than a slot (docs/chat/long-context.md).
 
-Each part is the same whatever is asked later; tests compare those that are reserved at the start with their tensors.
+No part depends on later requests; tests compare the parts that are reserved at the start with their tensors.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ def memory_bytes(text: LlamaConfig) -> int:
 
 
 def pairs_format(config: ChatConfig, text: LlamaConfig) -> KVFormat:
-    """How slots of a model store keys and values; ConfigError for a format that is not for this model."""
+    """The format of keys and values in a model's slots; ConfigError for a format that is not for this model."""
     return configured_format("chat.kv", config.kv, text.attention.kv_format)
 
 
 def store_format(config: ChatConfig, text: LlamaConfig, gate: MemoryGate | None) -> KVFormat:
-    """How slots of a model store what they hold, a memory included; ConfigError as in `pairs_format`."""
+    """The KV format of a model's slots, a memory included; ConfigError as in `pairs_format`."""
     return pairs_format(config, text) if gate is None else memory_format(gate, config.long.most_tokens)
 
 
@@ -348,7 +348,7 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
 
 
 def _as_held(shapes: Mapping[str, tuple[int, ...]], text: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of what is loaded: a projection that attention absorbs is read as floats, however it is stored."""
+    """The shapes of tensors as loaded: a projection that attention absorbs is read as floats, however it is stored."""
     held = dict(shapes)
     for name in shapes:
         module, _, part = name.rpartition(".")

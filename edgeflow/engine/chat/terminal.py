@@ -54,7 +54,7 @@ class AnswerTimes:
 class ChatSession:
     """A conversation over one slot; each answer is computed from all turns so far.
 
-    remarks: what a person should know of the model before the first question.
+    remarks: remarks on the model, printed before the first question.
     """
 
     def __init__(

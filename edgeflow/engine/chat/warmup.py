@@ -79,7 +79,7 @@ def _run_fold(engine: ChatEngine, unfolded: int) -> None:
 
 
 def _run_masked(engine: ChatEngine, segment: Segment[int]) -> None:
-    """The tokens of the segment wait for a mask."""
+    """Run a segment whose tokens wait for a mask."""
     ticket = engine.launch(Pass(0, (segment,)), {}, waits=True)
     mask = torch.ones(segment.samples, engine.model.config.vocab_size, dtype=torch.bool)
     engine.collect(engine.sample(ticket, mask))

@@ -84,11 +84,12 @@ class Continuity:
         self._kept.clear()
 
     def plan(self, message: SubmitFrame) -> tuple[ExecutedRows | None, Seam]:
-        """The rows that the robot will execute from the capture of a frame on; None with the reason why there are none.
+        """The rows that the robot will execute from the capture of a frame on; None, with the reason, where they are
+        not known.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
-        be at most MOST_APART rows from it. Where it is not, neither is believed. Where no chunk is executed and an
-        answer is on its way, that one counts as if it were executed: until it arrives the robot rests.
+        be at most MOST_APART rows from it. Otherwise neither is trusted. Where no chunk is in execution and an
+        answer is in flight, its rows count as if they were executed: until it arrives the robot rests.
         """
         self._enter(message.epoch)
         playing = message.playing
@@ -132,9 +133,10 @@ class Continuity:
         return parts
 
     def _on_their_way(self, playing: _KeptAnswer, message: SubmitFrame) -> list[_KeptAnswer]:
-        """The answers that arrive between the capture of a frame and its own answer, and fit what is executed then.
+        """The answers that arrive between the capture of a frame and its own answer, and fit the rows in execution
+        then.
 
-        One that should have arrived before the capture never will, or too late to fit.
+        An answer that should have arrived before the capture is lost, or too late to fit.
         """
         found = []
         for each in self._unarrived(message):

@@ -155,7 +155,9 @@ def _each(values: Tensor, count: int) -> Tensor:
 
 
 def _kept(x: Tensor, target: Tensor | None, clean: Tensor | None) -> Tensor:
-    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]; what is not finite remains so."""
+    """x [n, M, H, A], whose clean rows [n, H] are those of the target [n, H, A]; numbers that are not finite stay
+    so.
+    """
     if target is None or clean is None:
         return x
     return torch.where(clean[:, None, :, None], target[:, None] + 0.0 * x, x)
@@ -197,6 +199,7 @@ class FlowEngine(PassEngine):
         frames = [prompts[segment.sequence] for segment in begin]
         prefixes = [self._begin(segment, frame) for segment, frame in zip(begin, frames, strict=True)]
         stepping = [StepSegment(slot=each.slot, prefix=self._prefixes[each.slot], step=each.stage) for each in steps]
+        # Guidance costs a few kernels, so passes without a continued chunk run without it.
         guided = any(self._guided[each.slot] for each in steps)
         places = self.stages.place(prefixes, stepping, [frame.prompt_ids for frame in frames])
         lines = uploaded(lines_of(frames, self.policy.sizes), self._device) if frames else None
@@ -219,7 +222,7 @@ class FlowEngine(PassEngine):
         )
 
     def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Chunked]:
-        """Wait for a pass; what each of its segments gave.
+        """Wait for a pass; returns the outcome of each segment.
 
         A latent that is not finite at some step is not at any later one, so the chunk shows it.
         """
@@ -268,7 +271,7 @@ class FlowEngine(PassEngine):
         self.state.move(source, target)
 
     def _finished(self, steps: Sequence[Segment[FrameRef]], done: Steps | None) -> Tensor | None:
-        """The chunks of the frames after their last step, on their way to the host [f, M, H, A] float64."""
+        """The chunks of the frames after their last step, being copied to the host [f, M, H, A] float64."""
         last = [index for index, each in enumerate(steps) if each.stage == self.policy.sizes.steps]
         if done is None or not last:
             return None

@@ -127,11 +127,11 @@ class PassEngine:
         raise NotImplementedError
 
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
-        """Start a pass, and fetch what it gives."""
+        """Start a pass, and begin to copy its results to the host."""
         raise NotImplementedError
 
     def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]:
-        """Wait for a pass; what each of its segments gave."""
+        """Wait for a pass; returns the outcome of each segment."""
         raise NotImplementedError
 
     def stamp(self) -> Stamp | None:
@@ -142,13 +142,13 @@ class PassEngine:
         return AnswerBook(self.answer)
 
     def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:  # noqa: ARG002 - only tokens are counted
-        """The answer to a frame that is done, from what each of its passes gave."""
+        """The answer to a frame that is done, from the outcomes of its passes."""
         if not outcomes or outcomes[-1].values is None:
             raise RuntimeError(f"{frame} is done and no pass has answered it")
         return Answer(frame=frame, finite=outcomes[-1].finite, values=outcomes[-1].values)
 
     def continued(self, prompt: Any, previous: Previous) -> Any:  # noqa: ARG002 - only where chunks can continue
-        """The prompt, whose answer continues the chunk in execution; as it is where answers cannot.
+        """The prompt, so that its answer continues the chunk in execution; unchanged where answers cannot.
 
         InvalidArgument for a chunk or a delay that it cannot continue.
         """
@@ -181,7 +181,7 @@ class OnePassEngine(PassEngine):
 
     @torch.inference_mode()
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
-        """Start a pass over the frames of its prompts, and fetch what it gives."""
+        """Start a pass over the frames of its prompts, and begin to copy its results to the host."""
         started = self.stamp()
         values = self.policy.run([prompts[segment.sequence] for segment in planned.prefills])
         return Ticket(

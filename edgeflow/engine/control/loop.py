@@ -235,7 +235,7 @@ class ControlLoop:
     def _begin(self, now_ns: int) -> Begun:
         """Prepare the frames that the next pass begins with; frames that the policy rejects leave.
 
-        Other frames may take the place of one that leaves, so then the scheduler is asked again.
+        Other frames may take the place of one that leaves, so the scheduler is asked again then.
         """
         begun, complete = Begun(started_ns=self._clock.now_ns()), False
         while not complete:
@@ -319,9 +319,10 @@ class ControlLoop:
         )
 
     def _choose(self, answer: Answer, record: FrameRecord, opened: SessionParameters) -> tuple[Chosen, ChunkReport]:
-        """The chunk to be sent, and how it came about.
+        """The chunk to be sent, and the report on it.
 
-        Limits count from the answers sent since the launch too; what the policy continues was fixed then.
+        Limits also take into account the answers sent since the launch; the rows that the policy continues were fixed
+        then.
         """
         candidates, plan, seam = answer.values, record.plan, record.seam
         if opened.chunks is not None and (plan is not None or opened.trajectory.has_limits):

@@ -115,7 +115,7 @@ class OfflineRun:
                 results[decoded.sampled.frame.session].append(decoded)
 
     def collect(self, launched: Ticket[FrameRef]) -> list[DecodedFrame]:
-        """Wait for a pass and commit what it gave; the frames it finished."""
+        """Wait for a pass and commit its outcomes; returns the frames that it finished."""
         outcomes = self.engine.collect(launched)
         self.answers.add(outcomes)
         self._keep_logits(launched, outcomes)

@@ -1,6 +1,6 @@
 """Device profiles: passes held to the pace of a named device.
 
-The embedded policy takes milliseconds per pass, far less than a 7B model on the device one means to use; a profile
+The embedded policy takes milliseconds per pass, far less than a 7B model on the intended device; a profile
 makes its passes last as long as theirs, so that rate and age can be seen at their true size.
 
 Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame, T_prefill + 6 T_decode, and

@@ -84,7 +84,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionParameters:
-    """The parameters of a session, as in OpenSession, and what they mean with this policy."""
+    """The parameters of a session, as in OpenSession, and those that follow from them with this policy."""
 
     unnorm_key: str | None
     schema: ActionSchema

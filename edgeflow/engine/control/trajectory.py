@@ -266,7 +266,7 @@ def _executed(dimension: Dimension, plan: ExecutedRows) -> _ExecutedDimension:
 
 
 def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int) -> _ExecutedDimension:
-    """A robot that stays where it is. A row is left to move in, however long the delay."""
+    """A robot at rest for the delay. At least one row remains in which it can move."""
     rows = min(delay, horizon - 1)
     if dimension.relative:
         return _ExecutedDimension(before=[], passed=[0.0] * rows)

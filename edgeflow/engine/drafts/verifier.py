@@ -1,4 +1,4 @@
-"""The verification of drafts after the forward pass: sample, accept, move what is kept, draft anew.
+"""The verification of drafts after the forward pass: sample, accept, move the accepted rows, draft anew.
 
 A draft is compared with a token that was drawn without knowledge of it, greedily or with the share of its place. So the
 tokens of an answer, and their distribution, are those of decoding one by one (Leviathan et al. 2022, with a proposal
@@ -101,14 +101,14 @@ class DraftVerifier:
         return drafted_lines(rows, sound, verified, found, standing)
 
     def _continue(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """The last row of each segment gives one token."""
+        """Sample one token from the last row of each segment."""
         places = read.firsts + read.counts
         rows = choose(read.slots, places, None)
         self._state.ids[read.slots, places] = rows.ids
         return read, rows
 
     def _verify_chain(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those up to the first that replaces its draft are verified."""
+        """Sample a token from every row; those up to the first that replaces its draft are verified."""
         state, slots, firsts = self._state, read.slots, read.firsts
         at = torch.arange(read.lengths[0], device=slots.device)
         places = firsts[:, None] + at
@@ -123,7 +123,7 @@ class DraftVerifier:
         return replace(read, counts=verified), rows
 
     def _verify_tree(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Every row gives a token; those on the accepted path are verified, and the rows of the path are kept."""
+        """Sample a token from every row; those on the accepted path are verified, and the rows of the path are kept."""
         state, slots, firsts, length = self._state, read.slots, read.firsts, read.lengths[0]
         bits, depth, parent = (each[slots, :length] for each in (state.tree.bits, state.tree.depth, state.tree.parent))
         at = torch.arange(length, device=slots.device)

@@ -1,8 +1,8 @@
 """Stages of a flow policy as graphs of fixed shapes: one run of towers and prefill for each frame that begins, and one
 batched step for the frames that step.
 
-A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the places that
-are left over. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
+A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the unused
+places. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
 
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
 whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils only its slot, and the next
@@ -219,11 +219,11 @@ class StaticStages:
         held = self._held[source]
         places = self.graphs.buckets[held.bucket].rows
         self.kv[:, :, target, :places] = self.kv[:, :, source, :places]
-        self.clear_behind(target, places)
+        self.clear_after(target, places)
         self._held[target] = held
 
-    def clear_behind(self, slot: int, places: int) -> None:
-        """Note that the first places of a slot are written; what was written after them becomes zeros."""
+    def clear_after(self, slot: int, places: int) -> None:
+        """Note that the first places of a slot are written, and clear what was written after them."""
         if self._written[slot] > places:
             self.kv[:, :, slot, places : self._written[slot]] = 0.0
         self._written[slot] = places
@@ -268,7 +268,7 @@ class _Prefix:
         for name, each in mask.items():
             self._inputs[name][:] = each.numpy()
         self._into(slot).run()
-        self._stages.clear_behind(slot, self._masks.bucket.rows)
+        self._stages.clear_after(slot, self._masks.bucket.rows)
 
     def _bound(self, slot: int) -> BoundGraph:
         places = self._masks.bucket.rows

@@ -160,7 +160,7 @@ class StaticDecoder:
         return store.run(hidden, rows_of(layout), len(layout.sampled_rows))
 
     def logits(self, hidden: Tensor, stage: str) -> Tensor:  # noqa: ARG002 - they are logits already
-        """[n, V] as they are"""
+        """The logits [n, V], unchanged."""
         return hidden
 
     def reads_places(self, kv: KVSlots) -> bool:  # noqa: ARG002

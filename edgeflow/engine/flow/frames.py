@@ -209,7 +209,7 @@ def gain(time: float) -> float:
 
 
 def guidance_of(previous: Previous, settings: RTCSettings, sizes: FlowSizes) -> Guidance | None:
-    """The rows that an answer must continue; None where no row is left, or where it would keep rows and none passes.
+    """The rows that an answer must continue; None where no row remains, or where it would keep rows and the delay is 0.
 
     InvalidArgument for a chunk or a delay that no answer of these sizes can continue.
     """

@@ -109,7 +109,9 @@ def by_sorting(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tuple
 
 
 def by_top_k(scores: Tensor, cuts: Cuts, rules: Rules, share: Tensor) -> tuple[Tensor, Tensor]:
-    """As `draw`, where rules.all_top_k: [N, 1], [N, 1]. What equals the k-th is counted apart, as there may be many."""
+    """As `draw`, where rules.all_top_k: [N, 1], [N, 1]. Scores equal to the k-th are counted apart, as there may be
+    many.
+    """
     vocabulary = scores.shape[1]
     values, ids = _best(scores, min(rules.top_k, vocabulary))
     best = values[:, :1].double()

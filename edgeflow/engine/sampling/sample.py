@@ -202,7 +202,7 @@ def sample(
 ) -> SampledRows:
     """Choose one token per row of logits [N, V].
 
-    state: None where only greedy tokens are asked for; it counts no token before `remember`. slots [N] int64. places
+    state: None where only greedy tokens are needed; it counts no token before `remember`. slots [N] int64. places
     [N] int64: the position in its sequence of the token that is drawn. greedy: the operator. allowed [N, V] bool: what
     a grammar permits. earlier: as in `SamplingState.penalised`.
     """

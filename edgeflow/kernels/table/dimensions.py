@@ -106,7 +106,7 @@ def read_signature(text: str) -> str:
         if name not in _LETTERS:
             raise ValueError(f"{part!r}: no size has this name; known: {', '.join(_LETTERS)}")
         if not size.isascii() or not size.isdigit():
-            raise ValueError(f"{part!r}: a size is a whole number, as in {name}=64")
+            raise ValueError(f"{part!r}: a size is an integer, as in {name}=64")
         if _LETTERS[name] in sizes:
             raise ValueError(f"{part!r}: this size is given twice")
         sizes[_LETTERS[name]] = int(size)

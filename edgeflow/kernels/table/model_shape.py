@@ -94,7 +94,7 @@ class ModelShape:
         for name in (each.name for each in fields(self) if each.name not in others):
             value = getattr(self, name)
             if type(value) is not int or not 1 <= value <= MAX_SIZE:
-                raise ConfigError(f"model shape: {name} must be a whole number from 1 to {MAX_SIZE}, got {value!r}")
+                raise ConfigError(f"model shape: {name} must be an integer from 1 to {MAX_SIZE}, got {value!r}")
         if self.heads % self.kv_heads or (self.head_dim % 2 and self.latent is None):
             raise ConfigError("model shape: kv_heads must divide heads, and head_dim must be even")
 

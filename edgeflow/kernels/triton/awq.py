@@ -25,7 +25,7 @@ from edgeflow.kernels.awq import AwqWeight
 from edgeflow.kernels.triton.launch import INTERPRETED, cdiv, multiprocessors
 
 BFLOAT, HALF = (0x4310, 144.0), (0x6410, 1040.0)
-"""Bits and value of a float whose neighbours are whole numbers: adding d to its bits adds d to it, from -15 to 15."""
+"""Bits and value of a float whose neighbours are integers: adding d to its bits adds d to it, from -15 to 15."""
 ROW_BLOCKS = (16, 32, 64)
 UNPACKING = 32
 """Rows whose products with a tile take as long as making the tile's numbers."""

@@ -1,7 +1,7 @@
 """Checks that an implementation is right: its outputs against the reference's, on the same numbers in float32.
 
 Deviation: per row (last dimension) the norm of the difference over the norm of the expected values; the largest
-counts, so that one wrong row among thousands is found. Whole numbers and flags must be equal, and NaN must be in the
+counts, so that one wrong row among thousands is found. Integers and flags must be equal, and NaN must be in the
 same places.
 """
 
@@ -67,7 +67,7 @@ class ReferenceOutputs:
         return cls(case, device, dtype, outputs)
 
     def deviation(self, function: Callable[..., Any]) -> float:
-        """The deviation of an implementation; infinite if shapes, dtypes, whole numbers or NaN differ."""
+        """The deviation of an implementation; infinite if shapes, dtypes, integers or NaN differ."""
         found = self.case.problem(self.device, self.dtype).given_to(function)()
         if len(found) != len(self.outputs):
             return math.inf

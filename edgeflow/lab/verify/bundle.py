@@ -51,7 +51,7 @@ class BundleEntry:
     def optional_whole_number(self, key: str) -> int | None:
         value = self._values.get(key)
         if value is not None and not _is(value, int):
-            raise CheckpointError(f"{self.where}.{key} must be a whole number")
+            raise CheckpointError(f"{self.where}.{key} must be an integer")
         return value
 
     def optional_number(self, key: str) -> float | None:
@@ -94,10 +94,10 @@ class BundleEntry:
         return self._list(key, (int, float))
 
     def id_rows(self, key: str) -> list[list[int]]:
-        """A list of lists of whole numbers."""
-        value = self._needed(key, self._list(key, list, "lists of whole numbers"))
+        """A list of lists of integers."""
+        value = self._needed(key, self._list(key, list, "lists of integers"))
         if not all(_is(each, int) for row in value for each in row):
-            raise CheckpointError(f"{self.where}.{key} must be a list of lists of whole numbers")
+            raise CheckpointError(f"{self.where}.{key} must be a list of lists of integers")
         return value
 
     def entries(self, key: str) -> list[BundleEntry]:

@@ -224,7 +224,7 @@ def _eagle_config(values: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 def _layer_ids(ids: Any, where: str) -> list[int]:
     if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
-        raise CheckpointError(f"{where} must be a list of whole numbers, got {ids!r}")
+        raise CheckpointError(f"{where} must be a list of integers, got {ids!r}")
     return ids
 
 

@@ -40,7 +40,7 @@ class TreeSizes:
         for name, least in (("rows", 2), ("depth", 0), ("width", 1)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
-                raise ValueError(f"{name} of a tree must be a whole number, at least {least}, got {value!r}")
+                raise ValueError(f"{name} of a tree must be an integer, at least {least}, got {value!r}")
         if self.rows > TREE_ROWS:
             raise ValueError(f"rows of a tree must be at most {TREE_ROWS}, got {self.rows}")
         if (self.depth - 1) * self.width > TREE_ROWS:

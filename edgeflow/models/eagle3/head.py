@@ -216,7 +216,7 @@ def _targets(config: Eagle3Config, weights: Weights, where: str) -> Tensor:
     offsets = weights.stored(OFFSETS)
     if offsets.shape != own.shape or offsets.dtype not in (torch.int64, torch.int32):
         raise CheckpointError(
-            f"{where}{OFFSETS} must be {count} whole numbers, got {list(offsets.shape)} of {offsets.dtype}"
+            f"{where}{OFFSETS} must be {count} integers, got {list(offsets.shape)} of {offsets.dtype}"
         )
     targets = own + offsets
     wrong = ((targets < 0) | (targets >= vocabulary)).nonzero()

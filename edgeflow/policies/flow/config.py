@@ -155,7 +155,7 @@ def _trained_delay(values: Fields, chunk: int) -> int:
     key = "rtc_training_max_delay"
     delay = values.number(key, 0) if key in values else 0.0
     if not delay.is_integer() or not 0 <= delay <= chunk:
-        raise CheckpointError(f"{values.name(key)} is {delay:g}; served: whole numbers from 0 to chunk_size, {chunk}")
+        raise CheckpointError(f"{values.name(key)} is {delay:g}; served: integers from 0 to chunk_size, {chunk}")
     return int(delay)
 
 

@@ -144,7 +144,7 @@ def _config(
 def _whole(values: Mapping[str, Any], key: str) -> int:
     value = values[key]
     if type(value) is not int or abs(value) > MAX_SIZE:
-        raise ValueError(f"config.json {key} must be a whole number up to {MAX_SIZE}, got {str(value)[:60]}")
+        raise ValueError(f"config.json {key} must be an integer up to {MAX_SIZE}, got {str(value)[:60]}")
     return value
 
 

@@ -138,7 +138,7 @@ def test_settings_are_read_by_the_type_of_their_field():
         ("own", {"robot": "4"}, "robot: unknown key; known: .*robots, connections"),
         ("own", {"address": "elsewhere:1"}, "address: unknown key"),
         ("own", {"robots": "999"}, "robots: 999 is outside 1 to 256"),
-        ("own", {"robots": "two"}, "robots: 'two' is not a whole number"),
+        ("own", {"robots": "two"}, "robots: 'two' is not an integer"),
         ("own", {"robots": "2", "connections": "3"}, "connections: 3 is more than there are robots, 2"),
         ("own", {"duration_s": "0s"}, "duration_s: 0 is outside"),
         ("own", {"warm_up_s": "1 day"}, "warm_up_s: '1 day' is not a time such as 80ms or 2s"),

@@ -1,4 +1,4 @@
-"""Lines of whole numbers that are written on the device and read on the host."""
+"""Lines of integers that are written on the device and read on the host."""
 
 from __future__ import annotations
 

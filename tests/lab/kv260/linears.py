@@ -9,7 +9,7 @@ from edgeflow.lab.kv260.macro import NIBBLE_ORDER, GemmWords
 
 @dataclass(frozen=True)
 class PlainLinear:
-    """q [N, E] and z [N, E/G], whole numbers from 0 to 15; s [N, E/G] float16."""
+    """q [N, E] and z [N, E/G], integers from 0 to 15; s [N, E/G] float16."""
 
     q: np.ndarray
     z: np.ndarray
@@ -43,7 +43,7 @@ def random_words(outputs: int, inputs: int, group: int, seed: int) -> GemmWords:
 
 
 def naive_strips(linear: PlainLinear, block: int, index: int) -> list[int]:
-    """The strips of a macro as whole numbers of 128 bits, bit by bit from the specification."""
+    """The strips of a macro as integers of 128 bits, bit by bit from the specification."""
     outputs, group = range(8 * block, 8 * block + 8), linear.group
     scales = sum(int(linear.s[n, index].view(np.uint16)) << 16 * j for j, n in enumerate(outputs))
     weights = [0] * (group // 4)
@@ -72,7 +72,7 @@ def _element(linear: PlainLinear, n: int, e: int, x: np.float32) -> np.float32:
 
 
 def _words(values: np.ndarray) -> np.ndarray:
-    """int32 [rows, N/8] from whole numbers [rows, N]."""
+    """int32 [rows, N/8] from integers [rows, N]."""
     rows = [[_word(row[first : first + 8]) for first in range(0, len(row), 8)] for row in values.tolist()]
     return np.array(rows, np.uint32).view(np.int32)
 

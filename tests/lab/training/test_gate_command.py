@@ -142,7 +142,7 @@ def refused(*arguments: str) -> BaseException:
         (["--lr", "0"], ConfigError, "lr: must be above 0 and at most 1, got 0.0"),
         (["--lr", "nan"], ConfigError, "at most 1, got nan"),
         (["--lr", "1e300"], ConfigError, "at most 1, got 1e+300"),
-        (["--segment", "16777217"], ConfigError, "segment (l_seg) must be a whole number from 1 to 16777216"),
+        (["--segment", "16777217"], ConfigError, "segment (l_seg) must be an integer from 1 to 16777216"),
         (["--segment", "4000"], ConfigError, "a gate needs prompts of at least 4006 tokens"),
         (["--window", "0"], SystemExit, "2"),
         (["--seed", "99999999999999999999999"], SystemExit, "2"),

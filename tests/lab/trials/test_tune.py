@@ -174,7 +174,7 @@ def test_shapes_come_from_a_configuration():
     shape = ModelShape.of_config(config, rows=9)
     assert (shape.head_dim, shape.kv_heads, shape.inner, shape.rows) == (64, 2, 11008, 9)
     assert ModelShape.of_config({}, rows=280) == PRESETS["openvla-7b"]
-    with pytest.raises(ConfigError, match="hidden must be a whole number"):
+    with pytest.raises(ConfigError, match="hidden must be an integer"):
         ModelShape.of_config({"hidden_size": "big", "head_dim": 8}, rows=9)
     with pytest.raises(ConfigError, match="not a directory or one of openvla-7b"):
         preset("gpt")

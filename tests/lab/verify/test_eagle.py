@@ -206,7 +206,7 @@ def test_a_run_that_ends_early_is_infinitely_off(small: Path):
 REFUSED: list[tuple[Edit, str]] = [
     (lambda values: values.pop("params"), "lacks params"),
     (lambda values: values["params"].pop("depth"), "params lacks depth"),
-    (lambda values: values["params"].update(top_k="4"), "params.top_k must be a whole number"),
+    (lambda values: values["params"].update(top_k="4"), "params.top_k must be an integer"),
     (lambda values: values["params"].update(top_k=10), "params.top_k is 10, but the head has 9 tokens"),
     (
         lambda values: values["params"].update(total_token=64),
@@ -245,9 +245,9 @@ REFUSED: list[tuple[Edit, str]] = [
     (change("trees", 1, "retrieve_indices", to=[[0, 14]]), "retrieve_indices must be from -1 to 13, got 14"),
     (
         change("trees", 1, "retrieve_indices", to=[[0, 1.0]]),
-        "retrieve_indices must be a list of lists of whole numbers",
+        "retrieve_indices must be a list of lists of integers",
     ),
-    (change("trees", 1, "retrieve_indices", to=[0, 1]), "retrieve_indices must be a list of lists of whole numbers"),
+    (change("trees", 1, "retrieve_indices", to=[0, 1]), "retrieve_indices must be a list of lists of integers"),
 ]
 
 

@@ -172,8 +172,8 @@ def test_a_changed_entry_is_found(tmp_path: Path, edit: Callable[[dict[str, Any]
         (lambda case: case.update(input_ids=[2176]), "ids from 0 to 2175"),
         (lambda case: case.update(greedy_ids=[]), "ids from 0 to 2175"),
         (lambda case: case["options"].update(fold_at=3), "options: unknown 'fold_at', known are l_sink, l_window"),
-        (lambda case: case.update(segments_at_end="3"), "segments_at_end must be a whole number"),
-        (lambda case: case.update(residual_after_prefill=0.5), "residual_after_prefill must be a whole number"),
+        (lambda case: case.update(segments_at_end="3"), "segments_at_end must be an integer"),
+        (lambda case: case.update(residual_after_prefill=0.5), "residual_after_prefill must be an integer"),
         (lambda case: case.update(without_memory=3), "without_memory must be an object"),
     ],
 )

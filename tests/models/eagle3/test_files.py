@@ -163,8 +163,8 @@ REFUSED: list[tuple[Change, type[Exception], str]] = [
         ConfigError,
         r"\[1, 2, 3\] are outputs, so inputs \[",
     ),
-    (entry(**{IDS: []}), CheckpointError, f"{IDS} must be a list of whole numbers"),
-    (entry(**{IDS: [2.0, 3, 4]}), CheckpointError, "must be a list of whole numbers"),
+    (entry(**{IDS: []}), CheckpointError, f"{IDS} must be a list of integers"),
+    (entry(**{IDS: [2.0, 3, 4]}), CheckpointError, "must be a list of integers"),
     (entry(eagle_config=3), CheckpointError, "eagle_config must be an object, got 3"),
     (entry(transformer_layer_config=[1]), CheckpointError, "transformer_layer_config must be an object"),
     (entry(draft_vocab_size=41), CheckpointError, "draft_vocab_size must be from 1 to vocab_size 40: 41"),
@@ -219,7 +219,7 @@ def test_a_target_outside_the_vocabulary_is_rejected(
 
 def test_offsets_are_whole_numbers(tmp_path: Path, base: LlamaDecoder):
     folder = write_head(tmp_path, ENTRIES, {**random_tensors(), "d2t": torch.zeros(DRAFTS)})
-    with pytest.raises(CheckpointError, match=r"d2t must be 18 whole numbers, got \[18\] of torch.float32"):
+    with pytest.raises(CheckpointError, match=r"d2t must be 18 integers, got \[18\] of torch.float32"):
         read(folder, base)
 
 

@@ -265,10 +265,10 @@ def test_the_largest_tree_has_a_bit_for_every_ancestor(pairs: dict[str, HeadPair
 @pytest.mark.parametrize(
     "sizes, message",
     [
-        ({"rows": 1}, "rows of a tree must be a whole number, at least 2, got 1"),
+        ({"rows": 1}, "rows of a tree must be an integer, at least 2, got 1"),
         ({"rows": 2.0}, "rows .* got 2.0"),
-        ({"depth": -1}, "depth of a tree must be a whole number, at least 0, got -1"),
-        ({"width": 0}, "width of a tree must be a whole number, at least 1, got 0"),
+        ({"depth": -1}, "depth of a tree must be an integer, at least 0, got -1"),
+        ({"width": 0}, "width of a tree must be an integer, at least 1, got 0"),
         ({"rows": 64}, "rows of a tree must be at most 63, got 64"),
         ({"depth": 8}, r"\(depth - 1\) \* width of a tree must be at most 63, got 7 \* 10"),
         ({"rows": 13, "depth": 2, "width": 2}, "depth 2 and width 2 give 10 candidates, but rows 13 need 12"),

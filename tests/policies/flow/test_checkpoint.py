@@ -74,7 +74,7 @@ def check(directory: Path, **settings: Any) -> None:
         (
             PI05,
             {"rtc_training_max_delay": -1},
-            "rtc_training_max_delay is -1; served: whole numbers from 0 to chunk_size, 6",
+            "rtc_training_max_delay is -1; served: integers from 0 to chunk_size, 6",
         ),
         (PI05, {"use_visual_memory": True}, "use_visual_memory is True; served: False"),
     ],

@@ -287,7 +287,7 @@ def text_config(**entries: object) -> dict[str, object]:
         (text_config(num_hidden_layers=3), r"language_model\.model\.layers\.2\..*is missing"),
         (text_config(vocab_size=512), r"embed_tokens\.weight has shape \[448, 32\], expected \[512, 32\]"),
         (text_config(hidden_size=64), r"has shape \[448, 32\], expected \[448, 64\]"),
-        (text_config(hidden_size="wide"), "hidden_size must be a whole number"),
+        (text_config(hidden_size="wide"), "hidden_size must be an integer"),
         (text_config(rope_theta=[]), "rope_theta must be a number"),
         ({"n_action_bins": 1}, "1 n_action_bins and padding 64 do not fit a vocabulary of 448"),
         ({"pad_to_multiple_of": 448}, "padding 448 do not fit"),

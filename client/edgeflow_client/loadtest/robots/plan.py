@@ -25,7 +25,7 @@ MOST = dict.fromkeys(RATES, 10_000) | {"robots": 256, "clients": 64, "frames": 1
 ANY = 1e9
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|ms|s|m|h)")
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", tuple: "a text, or a list of texts in JSON"}
+_WORDS = {int: "an integer", float: "a number", bool: "true or false", tuple: "a text, or a list of texts in JSON"}
 _Kind = TypeVar("_Kind")
 
 

@@ -15,7 +15,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.quantization import PARTS, Quantization
 
 CODE_SPREAD = 4.6
-"""Standard deviation of uniformly distributed whole numbers from 0 to 15."""
+"""Standard deviation of uniformly distributed integers from 0 to 15."""
 SEVENS, EIGHTS = 0x77777777, 0x88888888 - (1 << 32)
 """A word of zero points that are all 7, and one that are all 8."""
 

@@ -172,7 +172,7 @@ def _facts(path: Path, metadata: dict[str, str]) -> list[dict[str, Any]]:
     if not fits or len(facts) > MOST_STORED:
         raise ConfigError(
             f"calibration: {path}: the metadata's entry frames must be a JSON list of at most {MOST_STORED} objects "
-            "with episode (a whole number), instruction (text), held_out (true or false) and, optionally, stamp_ns"
+            "with episode (an integer), instruction (text), held_out (true or false) and, optionally, stamp_ns"
         )
     return list(facts)
 

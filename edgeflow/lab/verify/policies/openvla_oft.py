@@ -76,7 +76,7 @@ class OFTCase:
 
     @property
     def input_ids(self) -> tuple[int, ...]:
-        """The prompt's text ids as recorded; CheckpointError if they are not whole numbers."""
+        """The prompt's text ids as recorded; CheckpointError if they are not integers."""
         ids = self.tensor("in.input_ids").flatten()
         if ids.dtype not in (torch.int64, torch.int32) or not len(ids):
             raise CheckpointError(f"{TENSORS_FILE}: {self.name}.in.input_ids has {len(ids)} values of {ids.dtype}")
@@ -131,7 +131,7 @@ def _constants(values: Any) -> dict[str, Any]:
     names = {"chunk": "NUM_ACTIONS_CHUNK", "dims": "ACTION_DIM", "proprio": "PROPRIO_DIM"}
     for key, name in names.items():
         if type(values.get(name)) is not int or not 1 <= values[name] <= MOST[key]:
-            raise CheckpointError(f"{where}.{name} must be a whole number, 1 to {MOST[key]}")
+            raise CheckpointError(f"{where}.{name} must be an integer, 1 to {MOST[key]}")
     bounds = values.get("normalization")
     if not isinstance(bounds, str) or bounds not in _BOUNDS:
         raise CheckpointError(f"{where}.normalization: {bounds!r} is not one of {', '.join(_BOUNDS)}")

@@ -158,8 +158,8 @@ def test_a_margin_may_be_a_whole_number(tmp_path: Path, margin: int):
 
 
 HUGE = [
-    ("config.json", "pad_to_multiple_of", math.inf, "config.json pad_to_multiple_of must be a whole number"),
-    ("config.json", "n_action_bins", 10**400, "config.json n_action_bins must be a whole number"),
+    ("config.json", "pad_to_multiple_of", math.inf, "config.json pad_to_multiple_of must be an integer"),
+    ("config.json", "n_action_bins", 10**400, "config.json n_action_bins must be an integer"),
     (
         "dataset_statistics.json",
         f"{KEY}.action.q01",
@@ -361,7 +361,7 @@ def put(value: object, *keys: str):
 WRONG = {
     "no cases": (put([], "cases"), "cases.json lists no cases"),
     "no constants": (drop("constants"), "cases.json constants must be an object"),
-    "no dims": (drop("constants", "ACTION_DIM"), "cases.json constants.ACTION_DIM must be a whole number"),
+    "no dims": (drop("constants", "ACTION_DIM"), "cases.json constants.ACTION_DIM must be an integer"),
     "other dims": (put(9, "constants", "ACTION_DIM"), "policy.dims: is 9; actions in dataset_statistics.json have 5"),
     "normal": (
         put("normal", "constants", "normalization"),
@@ -372,9 +372,9 @@ WRONG = {
     "a list of bounds": (put([], "constants", "normalization"), "constants.normalization: [] is not one of"),
     "too long": (
         put(5000, "constants", "NUM_ACTIONS_CHUNK"),
-        "cases.json constants.NUM_ACTIONS_CHUNK must be a whole number, 1 to 1000",
+        "cases.json constants.NUM_ACTIONS_CHUNK must be an integer, 1 to 1000",
     ),
-    "too wide": (put(0, "constants", "ACTION_DIM"), "constants.ACTION_DIM must be a whole number, 1 to 256"),
+    "too wide": (put(0, "constants", "ACTION_DIM"), "constants.ACTION_DIM must be an integer, 1 to 256"),
     "no image": (put(["images/none.png"] * 2, "cases", "0", "images"), "the image is missing or unreadable"),
     "two names": (put("case0", "cases", "1", "name"), "two cases have the same name"),
     "no key": (drop("unnorm_key"), "cases.json cases[0].unnorm_key must be text"),
