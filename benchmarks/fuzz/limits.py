@@ -1,6 +1,6 @@
 """Cost of hostile sizes: the front's memory after bombs and oversized messages, and odd image sizes.
 
-    .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json benchmarks/results/limits.json
+    .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json FILE
 
 Exit code 1 when a target is missed.
 """

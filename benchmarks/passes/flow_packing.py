@@ -8,7 +8,7 @@
 The systems take turns, so that a machine that slows down slows all of them; ratios are taken round by round. Chunks are
 compared with the first system's. A second table says where the time of a pass goes.
 
-    .venv/bin/python -m benchmarks.passes.flow_packing --json benchmarks/results/flow-packing-cpu.json
+    .venv/bin/python -m benchmarks.passes.flow_packing --json FILE
     .venv/bin/python -m benchmarks.passes.flow_packing --model CHECKPOINT
 """
 

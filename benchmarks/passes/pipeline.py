@@ -11,7 +11,7 @@ round by round, and stand beside the bound that the pass times allow. The gain o
 pipe follows, and whether it is inside the scatter of the rounds. Every system's tokens are compared with serial
 decoding's.
 
-    .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
+    .venv/bin/python -m benchmarks.passes.pipeline --json FILE
 """
 
 from __future__ import annotations

@@ -248,7 +248,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
         self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
         self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
-        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not settled")
+        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not verified")
         self.sessions = self._gauge("sessions", "Open sessions")
         self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
