@@ -1,6 +1,6 @@
 """The time of POST /v1/act with one 224x224 frame, for one service or for several side by side.
 
-    .venv/bin/python -m benchmarks.act_latency --json benchmarks/results/act-latency-cpu.json
+    .venv/bin/python -m benchmarks.act_latency --json FILE
     .venv/bin/python -m benchmarks.act_latency http://127.0.0.1:8000 http://127.0.0.1:9000
 
 Without addresses it starts a service itself. Requests alternate between the services, over connections that stay

@@ -1,6 +1,6 @@
 """Prompt look-up against no drafts: the embedded chat model answers its held-out questions.
 
-    .venv/bin/python -m benchmarks.drafts --json benchmarks/results/drafts-cpu.json
+    .venv/bin/python -m benchmarks.drafts --json FILE
 
 Every question is answered in both ways right after each other, in turns, on one thread; all tokens must be identical.
 The rate is that of tokens after the first one, as a client sees it: it counts everything but the prompt. `--drafts

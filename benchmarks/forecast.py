@@ -1,6 +1,6 @@
 """The rate and age that the service forecasts for each mode, against what the load test then measures.
 
-    .venv/bin/python -m benchmarks.forecast --json benchmarks/results/forecast-cpu.json
+    .venv/bin/python -m benchmarks.forecast --json FILE
 
 One robot sends frames at a fixed rate to `edgeflow serve --profile rtx5090`, in each mode in turn. The rate is above
 what any mode can follow, so the forecast is that of a saturated service. Deviations are (measured / forecast - 1) in

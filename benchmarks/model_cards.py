@@ -1,6 +1,6 @@
 """The figures of the embedded models' cards: success of the policy in lockstep, and exact answers of the chat models.
 
-    .venv/bin/python -m benchmarks.model_cards --json benchmarks/results/model-cards-cpu.json
+    .venv/bin/python -m benchmarks.model_cards --json FILE
 
 The policy is evaluated with its training network, in lockstep with the simulation: object speeds without delay, an age
 of 7 ticks with still objects, and each action dimension held at its neutral value. Success in closed loop with the real

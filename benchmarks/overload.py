@@ -1,6 +1,6 @@
 """Overload: ten times more frames than can be served must raise neither the age of actions nor memory.
 
-    .venv/bin/python -m benchmarks.overload --json benchmarks/results/overload-cpu.json
+    .venv/bin/python -m benchmarks.overload --json FILE
 
 The service is held to a pass time, so that its rate is known: pipelined, one frame per pass. The load is first almost
 that rate, then ten times as much. The newest frame may wait for at most one pass longer than at full rate.

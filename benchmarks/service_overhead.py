@@ -1,6 +1,6 @@
 """The time that the service adds to the model's: one frame at a time through `edgeflow serve`, JPEG and raw.
 
-    .venv/bin/python -m benchmarks.service_overhead --json benchmarks/results/service-overhead-cpu.json
+    .venv/bin/python -m benchmarks.service_overhead --json FILE
 
 Overhead is the age of an action at the client minus the worker's inference time. Its parts: transport (client, gRPC,
 loopback, both ways), decode (JPEG), queue (in front and worker), hand-over (everything else inside the service: the

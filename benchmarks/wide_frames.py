@@ -1,6 +1,6 @@
 """The time that the service adds to a frame of three cameras and state, beside a frame of one camera, in turn.
 
-    .venv/bin/python -m benchmarks.wide_frames --images FOLDER --json benchmarks/results/wide-frames-cpu.json
+    .venv/bin/python -m benchmarks.wide_frames --images FOLDER --json FILE
 
 Two services with ACT policies of random weights run side by side, one with a camera and one with three, 640x480 JPEG
 each; robots of both send frames in turn, one at a time. Overhead and its parts are as in `benchmarks.service_overhead`.

@@ -49,12 +49,12 @@ class Arm:
         self.holds += 1
 
     def wait_for_person(self) -> None:
-        # HERE: return when a person has looked at the arm and says that it may move again.
-        pass
+        # HERE: return only after a person has checked that the arm may move again.
+        input("The arm holds. Press Enter when it may move again. ")
 
 
 def control(address: str, task: str, arm: Arm, answers: int) -> None:
-    """Push the newest frame, do what the service says now, hold when it says nothing."""
+    """Push the newest frame and execute the current directive; hold when there is none."""
     with RobotClient(
         address,
         cameras=arm.cameras,
@@ -72,7 +72,7 @@ def control(address: str, task: str, arm: Arm, answers: int) -> None:
                 arm.move(directive.joints)
             else:
                 arm.hold()  # directive.reason says why
-            if directive.needs_reset:  # after STOP, a fault of the service or a longer silence
+            if directive.needs_reset:  # after STOP, a fault of the service or 2 s of silence
                 arm.wait_for_person()
                 client.reset()
 

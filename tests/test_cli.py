@@ -204,7 +204,8 @@ def test_a_failed_start_prints_one_line_and_exits_with_code_2(
 def test_a_busy_port_is_reported(flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        ports = {"--grpc-port": "0", "--http-port": "0", "--health-port": "0", flag: port}
+        free = ("--grpc-port", "--http-port", "--health-port", "--robots-port")
+        ports = {**dict.fromkeys(free, "0"), flag: port}
         result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
     assert port in failure(result)

@@ -1,6 +1,6 @@
 """Strangers' large bodies beside robots: what 16 connections of them cost, and what the processes keep of it.
 
-    .venv/bin/python -m benchmarks.chaos bodies --json benchmarks/results/chaos-bodies.json
+    .venv/bin/python -m benchmarks.chaos bodies --json FILE
 
 A robot with the SDK acts at 20 Hz over gRPC, another one calls POST /v1/act at 10 Hz with a frame of 224x224 each.
 Quiet blocks alternate with blocks in which 16 connections of one address send bodies to the HTTP port: objects of

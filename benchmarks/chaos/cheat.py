@@ -1,6 +1,6 @@
 """Robots that take more than they declared, and what that costs an honest one.
 
-    .venv/bin/python -m benchmarks.chaos cheat --json benchmarks/results/chaos-cheat.json
+    .venv/bin/python -m benchmarks.chaos cheat --json FILE
 
 At the pace of `--profile rtx5090` an honest robot in mode serial sends 5 frames per second. Blocks in which it is alone
 alternate with blocks beside a robot that declares 1 Hz and keeps it (for comparison, without a bar); that sends 15 Hz;

@@ -1,6 +1,6 @@
 """Kills, stops and starves the gateway and the chat front: robots must not notice, and callers must soon be answered.
 
-    .venv/bin/python -m benchmarks.chaos children --json benchmarks/results/chaos-children.json
+    .venv/bin/python -m benchmarks.chaos children --json FILE
 
 Two robots with the SDK act at 20 Hz over gRPC. Blocks in which both children are killed every 5 s alternate with quiet
 ones; then each child in turn is stopped (SIGSTOP), and then left without memory: its limit is lowered to a little more

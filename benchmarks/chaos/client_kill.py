@@ -1,6 +1,6 @@
 """Kills robots in the middle of a frame while two others act at 20 Hz.
 
-    .venv/bin/python -m benchmarks.chaos client-kill --trials 100 --json benchmarks/results/chaos-client-kill.json
+    .venv/bin/python -m benchmarks.chaos client-kill --trials 100 --json FILE
 
 All slots are taken when a robot is killed; the slot counts as free once another robot has it. Blocks of killed robots
 alternate with blocks of robots that do the same and close their session; the ages of the two others' actions are

@@ -1,6 +1,6 @@
 """Kills control, the front process: the worker must exit by itself.
 
-    .venv/bin/python -m benchmarks.chaos front-kill --trials 20 --json benchmarks/results/chaos-front-kill.json
+    .venv/bin/python -m benchmarks.chaos front-kill --trials 20 --json FILE
 
 One robot acts at 10 Hz. Half of the kills come while the worker serves, half while a second worker is still starting
 because the first one was killed just before.

@@ -1,6 +1,6 @@
 """A long run with everybody at once: polite robots beside cheats, chat clients and strangers.
 
-    .venv/bin/python -m benchmarks.chaos mixed --minutes 60 --json benchmarks/results/chaos-mixed.json
+    .venv/bin/python -m benchmarks.chaos mixed --minutes 60 --json FILE
 
 Two polite robots act at 10 Hz with the SDK. After a quiet block come, for the rest of the time, two robots that send
 ten times what they declared and begin episodes all the time, four chat clients, 100 slow sockets on both ports, and

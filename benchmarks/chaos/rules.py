@@ -80,11 +80,11 @@ class Account:
 
     accepted: int
     untold: tuple[int, ...]
-    """Frames without any."""
+    """Accepted frames without a disposition."""
     repeated: tuple[int, ...]
-    """Frames with more than one."""
+    """Frames with more than one disposition."""
     strange: tuple[int, ...]
-    """Frames that were not accepted."""
+    """Frames with a disposition that were not accepted."""
 
 
 def account(accepted: Iterable[int], dispositions: Mapping[int, int]) -> Account:
@@ -110,7 +110,7 @@ class BoundedFigure:
     @property
     def met(self) -> bool:
         """True when the figure is within its bound; NaN never is."""
-        return self.bar is None or self.value <= self.bar
+        return self.bar is None or self.value <= self.bar  # false for NaN, which stands for "not measured"
 
 
 def spread(what: str, values: Sequence[float], unit: str, **bars: float) -> list[BoundedFigure]:

@@ -1,6 +1,6 @@
 """Stops, kills or stalls the server, or the network before it, and measures the robot's side.
 
-    .venv/bin/python -m benchmarks.chaos server-stop --trials 300 --json benchmarks/results/chaos-server-stop.json
+    .venv/bin/python -m benchmarks.chaos server-stop --trials 300 --json FILE
 
 A trial is one robot that experiences one fault; several robots (the SDK, separate processes, 20 Hz) share a fault. Most
 trials run against a server without a model, whose actions are valid for 100 ms; `--real` of them run against

@@ -1,6 +1,6 @@
 """Sends SIGTERM to the service under eight robots at 10 Hz.
 
-    .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json benchmarks/results/chaos-sigterm.json
+    .venv/bin/python -m benchmarks.chaos sigterm --trials 50 --json FILE
 
 Every trial starts a service. The robots together take nearly all of the device, so that the pipeline is full when the
 signal comes. Accepted frames are recorded inside the service, where a session accepts them; the robot must have

@@ -1,6 +1,6 @@
 """Soak test: memory, descriptors and threads of the real service under load, over the frames it answered.
 
-    scripts/soak --frames 200000 --json benchmarks/results/soak-cpu.json
+    scripts/soak --frames 200000 --json FILE
     scripts/soak --frames 20000 --leak-bytes 256     with an injected leak, which the same rules must catch
 
 Frames count when they were answered with an action. The rules, for front and worker each: median resident memory of

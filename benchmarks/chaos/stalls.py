@@ -1,6 +1,6 @@
 """Stalls connections and processes, and measures the oldest frame that the SDK's robot acts on with its defaults.
 
-    .venv/bin/python -m benchmarks.chaos stalls --trials 1000 --json benchmarks/results/chaos-stalls.json
+    .venv/bin/python -m benchmarks.chaos stalls --trials 1000 --json FILE
 
 A trial is one stall of one robot, 0.5 to 20 s long (log-uniform), in one or both directions of its connection; many
 robots run at once, at 5 Hz, against a server without a model, half of them against one that sends no age limits. Robots

@@ -1,6 +1,6 @@
 """Cost of strangers to the robots: slow sockets, calls that are reset at once, calls without a token.
 
-    .venv/bin/python -m benchmarks.chaos strangers --json benchmarks/results/chaos-strangers.json
+    .venv/bin/python -m benchmarks.chaos strangers --json FILE
 
 Two robots act at 20 Hz. Blocks with 500 slow sockets on both ports, and later blocks with a flood of resets, alternate
 with quiet blocks; the ages of the robots' actions are compared between them. The flood comes from the same machine and

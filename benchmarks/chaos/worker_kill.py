@@ -1,6 +1,6 @@
 """Kills, and stops, the worker under four robots.
 
-    .venv/bin/python -m benchmarks.chaos worker-kill --trials 50 --json benchmarks/results/chaos-worker-kill.json
+    .venv/bin/python -m benchmarks.chaos worker-kill --trials 50 --json FILE
 
 Robots are the SDK in separate processes, at 10 Hz. Noticed: the service's log says that it is degraded. Acting again:
 every robot received an action after its HOLD; this is compared with cold starts of a worker of the same service on the

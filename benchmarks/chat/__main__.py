@@ -4,7 +4,7 @@ Here edgeflow (one packed forward; float32, bfloat16, and 8-bit weights) against
 bfloat16, and, where an interpreter with them is named, OpenVINO and llama.cpp with 8-bit weights (GGUF Q8_0). Systems
 take turns, and every round has its own prompt. Times are medians over rounds, ratios are of times within a round.
 
-    .venv/bin/python -m benchmarks.chat --openvino PYTHON --llama-cpp PYTHON --json benchmarks/results/chat-cpu.json
+    .venv/bin/python -m benchmarks.chat --openvino PYTHON --llama-cpp PYTHON --json FILE
 
 PYTHON: of an environment with openvino-genai, gguf and safetensors, or with llama-cpp-python.
 """

@@ -1,6 +1,6 @@
 """Success, rate and age of the embedded policy in closed loop: every mode, three object speeds, two devices.
 
-    .venv/bin/python -m benchmarks.closed_loop --json benchmarks/results/closed-loop-cpu.json
+    .venv/bin/python -m benchmarks.closed_loop --json FILE
 
 Episodes run in simulated time with the real scheduler and engine, so only "this machine" depends on how fast this
 machine is. All conditions run the same episodes. Finished blocks of episodes are stored in --runs, and a run that was
@@ -91,7 +91,7 @@ def _line(row: dict[str, Any]) -> str:
     numbers = ["-" if value is None else f"{value:.3g}" for value in rest]
     return (
         f"{head}: {share}, {numbers[0]} s per success; {numbers[1]} actions/s, age {numbers[2]} ms (p99 {numbers[3]}),"
-        f" {numbers[4]} passes, overtaken {row['overtaken']:.0%}, unsettled {row['unsettled']:.0%}"
+        f" {numbers[4]} passes, overtaken {row['overtaken']:.0%}, unverified {row['unsettled']:.0%}"
     )
 
 

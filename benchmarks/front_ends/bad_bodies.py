@@ -1,4 +1,4 @@
-"""Bad bodies of POST /act, by kind. Each kind makes one of a good body of OpenVLA-OFT and a random generator."""
+"""Bad bodies of POST /act, by kind. Each kind is made from a good body of OpenVLA-OFT and a random generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edgeflow.service.frontends.numpy_json import array_json
 
 Body = dict[str, Any]
 IMAGE, WRIST, STATE, TEXT = "full_image", "wrist_image", "state", "instruction"
-MOST_BYTES = 4 * (1 << 20) * 4 // 3 + (64 << 10)  # of a body with default limits
+MOST_BYTES = 4 * (1 << 20) * 4 // 3 + (64 << 10)  # largest body with default limits
 
 
 @dataclass(frozen=True, slots=True)

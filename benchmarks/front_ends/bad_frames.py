@@ -44,23 +44,23 @@ from benchmarks.front_ends.openpi_robot import (
 )
 from edgeflow.service.frontends.numpy_json import array_json
 
-SIDE = 32  # of the images of what is refused: more of them in a minute
+SIDE = 32  # rejected images per robot; more of them take minutes
 STRANGER = "127.0.0.2"
 QUIET_S, FINISH_S, KIND_S = 10.0, 60.0, 600.0
 BAD = "bad frames"
 BARS = Bars(least_share=0.95, rise_ms=15.0)
 ROBOT_HZ, GRPC_HZ = 10.0, 20.0
-PASS_S, FASTEST_MS = 0.0005, 4  # beside others, a robot is served no faster than declared
+PASS_S, FASTEST_MS = 0.0005, 4  # with others present, a robot is served no faster than it declared
 SPEAKERS = ("openpi", "act")
 REFUSED, ENDED = "REJECTED ", "socket ended"
 CODE_CLOSED = 1008
-LIMIT = 100  # refusals within 10 s, by default
-PROBLEMS = 3  # shown of a kind
+LIMIT = 100  # rejections within 10 s, by default
+PROBLEMS = 3  # examples shown per kind
 
 
 @dataclass(slots=True)
 class BadFrameFindings:
-    """One kind."""
+    """The results for one kind."""
 
     kind: str
     start_ns: int = field(default_factory=time.monotonic_ns)
@@ -73,7 +73,7 @@ class BadFrameFindings:
     """The first wrong answers."""
 
     def note(self, problem: str) -> None:
-        """Count a wrong answer; "" is none."""
+        """Count a wrong answer; "" is not a problem."""
         if problem:
             self.wrong += 1
             if len(self.problems) < PROBLEMS:
@@ -147,8 +147,8 @@ class BadFramesPlan:
 
 
 def send_bad(link: Connection, plan: BadFramesPlan) -> None:
-    """Work of a process: bad ones of each kind, each followed by a good one; reports that it begins, then a Found each
-    time.
+    """Work of a process: bad messages of each kind, each followed by a good one; it reports its start, then a Found
+    each time.
     """
     be_nice()
     link.send("at it")
@@ -197,25 +197,25 @@ def _good_problem(socket: OpenpiLink, scene: DistinctObservations) -> str:
 
 
 def refusal_problem(reply: bytes | str, named: str) -> str:
-    """Why a reply is not openpi's rejection that names a field; "" if it is."""
+    """Why a reply is not openpi's rejection naming the field; "" if it is."""
     if not isinstance(reply, str):
         return "an action" if rows(reply) is not None else f"no text: {reply[:100]!r}"
     if not reply.startswith(REFUSED) or "Traceback" in reply or "incident" in reply or "\n" in reply:
         return reply
     if named == "unnorm_key" and "RATE_EXCEEDED" in reply:
-        return ""  # each is another session, of which a connection may open five per second
+        return ""  # each is a new session, of which a connection may open five per second
     return "" if f": {named}" in reply else f"does not name {named}: {reply}"
 
 
 class ActLink:
-    """A connection of a client of POST /act, which is opened again when it ended."""
+    """A connection of a client of POST /act, which is opened again when it has ended."""
 
     def __init__(self, port: int) -> None:
         self._link = http.client.HTTPConnection("127.0.0.1", port, PATIENCE_S, source_address=(STRANGER, 0))
 
     def ask(self, body: bytes) -> tuple[int, bytes]:
         """Status and body of the answer; 0 if the connection ended."""
-        for _ in range(2):  # one that was kept alive may have ended in between
+        for _ in range(2):  # a connection that was kept alive may have ended in between
             try:
                 self._link.request("POST", "/act", body, {"content-type": "application/json"})
                 answer = self._link.getresponse()
@@ -237,14 +237,14 @@ def _act_problems(
 
 
 def act_body(scene: DistinctObservations) -> dict[str, object]:
-    """The present observation as OpenVLA-OFT's client sends it."""
+    """The current observation, as OpenVLA-OFT's client sends it."""
     image, wrist = (array_json(scene.images[name]) for name in CAMERAS)
     named = {bad_bodies.IMAGE: image, bad_bodies.WRIST: wrist, bad_bodies.STATE: array_json(scene.state)}
     return {**named, bad_bodies.TEXT: INSTRUCTION}
 
 
 def error_problem(status: int, data: bytes, named: str) -> str:
-    """Why an answer is not a JSON object with 4xx whose error names a field; "" if it is."""
+    """Why an answer is not a JSON object with 4xx whose error names the field; "" if it is."""
     try:
         value = json.loads(data)
         error = json.dumps(value["error"])
@@ -256,7 +256,7 @@ def error_problem(status: int, data: bytes, named: str) -> str:
 
 
 def act_problem(status: int, data: bytes, scene: DistinctObservations) -> str:
-    """Why an answer is not the chunk of the present observation; "" if it is."""
+    """Why an answer is not the chunk of the current observation; "" if it is."""
     if status != http.HTTPStatus.OK:
         return f"after it: {status} {data[:200]!r}"
     chunk = np.array([_row(each) for each in json.loads(data)])
@@ -268,7 +268,7 @@ def _row(value: dict[str, str]) -> np.ndarray:
 
 
 def closing() -> int:
-    """How many rejections a connection gets with default limits, before it is closed as it should be."""
+    """The number of rejections before a connection is closed, with default limits."""
     with stub_service(1, {}) as service:
         socket, refused = OpenpiLink(service.port("robots")), 0
         deadline = time.monotonic() + PATIENCE_S

@@ -1,4 +1,4 @@
-"""Bad messages to the openpi socket, by kind. Each kind makes one of a good observation and a random generator."""
+"""Bad messages to the openpi socket, by kind. Each kind is made from a good observation and a random generator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Message = bytes | str | list[bytes]
 """One message; a list stands for its parts."""
 IMAGE, WRIST = (f"observation/{name}" for name in CAMERAS)
 STATE, PROMPT = "observation/state", "prompt"
-TOO_BIG = 1009  # a code of closing
-MOST_BYTES = 4 * (1 << 20) + (64 << 10)  # of a message with default limits
+TOO_BIG = 1009  # a code for closing
+MOST_BYTES = 4 * (1 << 20) + (64 << 10)  # largest message with default limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class BadMessage:
 
 
 def _packed(change: Callable[[Observation, random.Random], Observation | None], field: str) -> BadMessage:
-    """An observation that is changed, or replaced, and packed in any of the three codings."""
+    """An observation that is changed or replaced, and packed in any of the three encodings."""
 
     def make(observation: Observation, chance: random.Random) -> bytes:
         changed = change(observation, chance)
@@ -53,7 +53,7 @@ def _without(*keys: str, field: str) -> BadMessage:
 
 
 def _array(key: str, fields: Callable[[random.Random], Iterable[dict[bytes, Any]]], field: str = "") -> BadMessage:
-    """An observation in which a map that only looks like an array stands under a key."""
+    """An observation with a map in place of an array, which it resembles."""
 
     def make(observation: Observation, chance: random.Random) -> bytes:
         whole = msgpack.unpackb(pack(observation, ArrayCoding.OPENPI), strict_map_key=False)

@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def answers_rows(who: str, kept: list[RobotRecord]) -> list[BoundedFigure]:
-    """How openpi clients were answered: how fast, with which share, and rightly."""
+    """How fast openpi clients were answered, how many of their requests, and whether correctly."""
     acted = sum(len(each.track.actions) for each in kept)
     asked = sum(each.asked for each in kept)
     took_ms = [age / 1e6 for each in kept for _, age in each.track.actions]

@@ -50,9 +50,9 @@ THREADS, SIDE = 6, 32
 SESSIONS = 32
 BAR_MIB = 8.0
 SETTLE_S, STEP_S, FINISH_S = 45.0, 600.0, 60.0
-STEPS = 20  # of progress
+STEPS = 20  # updates of the progress bar
 STREAMS = 50  # of a gRPC connection
-CLOSING = frame(b"\x03\xe8", 0x88)  # a websocket's goodbye
+CLOSING = frame(b"\x03\xe8", 0x88)  # a websocket's close handshake
 ROLES = ("robots", "gateway")
 
 
@@ -125,13 +125,13 @@ def processes(service: ServiceUnderTest) -> dict[str, int]:
 
 def _settled(service: ServiceUnderTest, before: dict[str, ProcessResources]) -> bool:
     found = processes(service)
-    if service.metrics()["edgeflow_sessions"] > 1:  # that of the robot beside them
+    if service.metrics()["edgeflow_sessions"] > 1:  # except that of the robot beside them
         return False
     return all(held(pid).descriptors <= before[name].descriptors for name, pid in found.items() if name in before)
 
 
 def churned(link: Connection, address: str, port: int, count: int, seed: str) -> None:
-    """Work of a process: so many connections and streams in threads; reports how many of each state came about."""
+    """Work of a process: `count` connections and streams in threads; it reports how many ended in each state."""
     be_nice()
     did, lock, left = Counter[str](), threading.Lock(), iter(range(count))
 
@@ -175,18 +175,18 @@ class _Client:
         self._streams = 0
 
     def part(self, data: bytes) -> bytes:
-        """A beginning of these bytes, at least one and not all."""
+        """A beginning of these bytes, at least one byte and not all."""
         return data[: self.chance.randrange(1, len(data))]
 
     def dropped(self, use: Callable[[socket.socket], object]) -> None:
-        """A TCP connection, used and then closed or reset."""
+        """Open a TCP connection, use it, then close or reset it."""
         with socket.create_connection(("127.0.0.1", self._port), 10.0, source_address=(self._source, 0)) as link:
             use(link)
             if self.chance.random() < 0.5:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     def websocket(self, use: Callable[[RawWebsocket], object]) -> None:
-        """A websocket, used and then closed with or without a goodbye, or reset."""
+        """Open a websocket, use it, then close it with or without a close handshake, or reset it."""
         client = RawWebsocket(self._port, self._source)
         try:
             client.shake()
@@ -200,7 +200,7 @@ class _Client:
             client.link.close()
 
     def stream(self, messages: int, heard: int) -> None:
-        """A gRPC stream that sends so many messages, hears so many and is cancelled."""
+        """A gRPC stream that sends `messages` messages, receives `heard` and is cancelled."""
         if self._channel is None or self._streams % STREAMS == 0:
             self.close()
             self._channel = Channel(self._address)

@@ -30,7 +30,9 @@ BAR_S, GIVE_UP_S = 30.0, 60.0
 STRANGER = "127.0.0.2"
 SESSIONS = 8
 SIDE = 224
-UNREAD = 12  # observations sent at once by one who reads no answers; more than 16 would end the connection at once
+UNREAD = (
+    12  # observations sent at once by a client that reads no answers; more than 16 would end the connection at once
+)
 HANDSHAKE = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
@@ -51,7 +53,7 @@ class RawWebsocket:
         self.link.connect(("127.0.0.1", port))
 
     def shake(self) -> None:
-        """Become a websocket, and read the metadata."""
+        """Upgrade to a websocket, and read the metadata."""
         self.link.sendall(HANDSHAKE)
         head = b""
         while b"\r\n\r\n" not in head:
@@ -81,7 +83,7 @@ class RawWebsocket:
 
 
 def _whole(data: bytes) -> bytes | None:
-    """The message at the beginning of these bytes, which a server sent; None if it is not there yet."""
+    """The message at the start of these bytes, which a server sent; None if it is incomplete."""
     if len(data) < 2:
         return None
     size, at = data[1], 2
@@ -101,7 +103,7 @@ def main() -> int:
         KillableProcess(openpi_track, service.port("robots"), 10.0) as robot,
     ):
         robot.receive()
-        wait_for(lambda: _sessions(service) == 1, PATIENCE_S, 0.1)  # metrics come once a second
+        wait_for(lambda: _sessions(service) == 1, PATIENCE_S, 0.1)  # metrics are updated once per second
         ended_s = {name: made(service) for name, made in CASES.items()}
         left = _sessions(service) - 1
         kept: RobotRecord = robot.finish(GIVE_UP_S)
@@ -115,14 +117,14 @@ def _sessions(service: ServiceUnderTest) -> float:
 
 
 def connections(port: int, source: str = STRANGER) -> int:
-    """Connections of an address that a process listening on this port holds."""
+    """The number of connections from an address to a process listening on this port."""
     near, far = f":{port:04X}", socket.inet_aton(source)[::-1].hex().upper() + ":"
     found = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     return sum(each[1].endswith(near) and each[2].startswith(far) and each[9] != "0" for each in found)
 
 
 def _ended_s(service: ServiceUnderTest, vanished: Callable[[], object], sessions: int) -> float:
-    """Seconds until the connection and the session of one that vanishes have ended; NaN if they do not."""
+    """Seconds until the connection and the session of a vanished client have ended; NaN if they do not."""
     open_before = _sessions(service)
     kept = vanished()
 
@@ -169,7 +171,7 @@ def _in_a_message(service: ServiceUnderTest) -> float:
 
 
 def _unread(service: ServiceUnderTest) -> float:
-    """One that asks without reading: its kernel takes a few answers, then the service cannot write any more."""
+    """A client that asks without reading: its kernel takes a few answers, then the service cannot write any more."""
 
     def vanish() -> RawWebsocket:
         client = RawWebsocket(service.port("robots"), unread_bytes=4096)

@@ -1,9 +1,9 @@
-"""Answers that come after their request was given up: none may be taken for that of the next request.
+"""Answers that come after their request was abandoned: none may be taken for an answer to the next request.
 
     .venv/bin/python -m benchmarks.front_ends late-answers --json FILE
 
-Some passes of the stub policy take about as long as the robots' process waits for control, from a little less to a good
-deal more. openpi clients and clients of POST /act ask without a pause, each time with another image, and compare every
+Some passes of the stub policy take about as long as the robots' process waits for control, from slightly less to much
+more. openpi clients and clients of POST /act ask without a pause, each time with another image, and compare every
 answer with the right one.
 """
 
@@ -38,7 +38,7 @@ FINISH_S = 60.0
 
 @dataclass(slots=True)
 class Answered:
-    """The record of a client: its requests by what they got."""
+    """The record of a client: its requests by outcome."""
 
     got: Counter[str] = field(default_factory=Counter)
     wrong: int = 0
@@ -86,7 +86,7 @@ def main() -> int:
 
 
 def openpi_answers(link: Connection, port: int, seed: int) -> None:
-    """Work of a process: an openpi client that asks without a pause, and its record at the end."""
+    """Work of a process: an openpi client that asks without a pause; its record is sent at the end."""
     seen, scene, socket = Answered(), DistinctObservations(seed, SIDE), OpenpiLink(port)
     while not told_to_stop(link):
         scene.change()

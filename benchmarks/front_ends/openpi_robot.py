@@ -32,8 +32,8 @@ SIDE, NUMBERS = 224, 8
 HORIZON, DIMS = 10, 7
 MOST_VALUES = 1000
 PATIENCE_S = 30.0
-REST_S = 0.05  # before a robot that lost its connection comes again
-NICE = 10  # attackers, who really use the processors of other machines
+REST_S = 0.05  # before a robot that lost its connection reconnects
+NICE = 10  # niceness of attackers, which would use the processors of other machines in reality
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def stub_service(
 
 
 class DistinctObservations:
-    """Observations of which no two are alike."""
+    """Observations that are all different."""
 
     def __init__(self, seed: int, side: int = SIDE) -> None:
         generator = np.random.default_rng(seed)
@@ -65,18 +65,18 @@ class DistinctObservations:
         self._shown = 0
 
     def change(self) -> None:
-        """The next observation."""
+        """Go on to the next observation."""
         self._shown += 1
         for image in self.images.values():
             image[0, 0] = tuple(self._shown.to_bytes(3, "little"))
 
     def observation(self) -> dict[str, Any]:
-        """The present observation, as openpi's clients name its parts."""
+        """The current observation, with the names of openpi's clients."""
         images = {f"observation/{name}": image for name, image in self.images.items()}
         return {**images, "observation/state": self.state, "prompt": INSTRUCTION}
 
     def message(self) -> bytes:
-        """The present observation, packed."""
+        """The current observation, packed."""
         return pack(self.observation(), ArrayCoding.OPENPI)
 
     def chunk(self) -> np.ndarray:
@@ -101,7 +101,7 @@ class OpenpiLink:
         return self._socket.recv(PATIENCE_S)
 
     def close(self) -> None:
-        """Say goodbye."""
+        """Close with a close handshake."""
         with suppress(OSError, WebSocketException):
             self._stack.close()
 
@@ -122,7 +122,7 @@ def rows(reply: bytes | str) -> np.ndarray | None:
 
 
 def is_right(reply: bytes | str, scene: DistinctObservations) -> bool:
-    """True if a reply is the chunk of the present observation."""
+    """True if a reply is the chunk of the current observation."""
     found = rows(reply)
     return found is not None and np.array_equal(found, scene.chunk().astype(np.float32))
 
@@ -141,7 +141,7 @@ class RobotRecord:
 
     @property
     def lost(self) -> list[str]:
-        """How answers got lost: connections that ended, and requests without any answer."""
+        """How answers were lost: connections that ended, and requests without any answer."""
         return [text for _, text in self.track.holds if text.startswith("lost")]
 
 
@@ -181,7 +181,7 @@ def openpi_track(link: Connection, port: int, rate_hz: float, source: str = "127
 
 
 class FirstRows(Observer):
-    """The SDK's callback that keeps a Track of frames: of each chunk, the row with which it came."""
+    """The SDK's callback that keeps a Track of frames: the first row of each chunk."""
 
     _seq = 0
 
@@ -211,7 +211,7 @@ def grpc_track(link: Connection, address: str, rate_hz: float, side: int = SIDE)
         while not told_to_stop(link, max(due - time.monotonic(), 0)):
             due = max(due + 1 / rate_hz, time.monotonic())
             scene.change()
-            with suppress(EdgeflowError):  # a robot in HOLD goes on sending
+            with suppress(EdgeflowError):  # a robot in HOLD keeps sending frames
                 robot.push(scene.images, state={"state": scene.state.tolist()})
                 if robot.latest().needs_reset:
                     robot.reset()
@@ -222,5 +222,5 @@ def grpc_track(link: Connection, address: str, rate_hz: float, side: int = SIDE)
 
 
 def be_nice() -> None:
-    """Leave the processors to robots, as attackers on other machines do."""
+    """Lower the priority of this process, since real attackers use other machines."""
     os.nice(NICE)

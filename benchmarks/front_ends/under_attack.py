@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _attack(service: ServiceUnderTest, spans: Spans, seconds: float, did: dict[str, Counter[str]]) -> None:
-    """One block with all attackers; their counts are added to those of the blocks before."""
+    """One block with all attackers; their counts are added to those of earlier blocks."""
     http, robots = service.port("http"), service.port("robots")
     with ExitStack() as stack:
         attackers = {
@@ -127,7 +127,7 @@ def bodies(link: Connection, port: int, source: str) -> None:
 
 
 def stuck_readers(link: Connection, http_port: int, robots_port: int, source: str) -> None:
-    """Work of a process: clients that ask and ask, and read nothing; reports how often they were cut off."""
+    """Work of a process: clients that keep asking and never read; it reports how often they were disconnected."""
     be_nice()
     over, ended = threading.Event(), Counter[str]()
     message = DistinctObservations(0).message()
@@ -175,7 +175,7 @@ def _deaf(port: int, source: str) -> socket.socket:
 
 
 def stuck_uploaders(link: Connection, http_port: int, robots_port: int, count: int) -> None:
-    """Work of a process: clients that never finish what they send; reports how often they were cut off."""
+    """Work of a process: clients that never finish a message; it reports how often they were disconnected."""
     be_nice()
     length = b"content-type: application/json\r\ncontent-length: 5000000\r\n\r\n"
     act = HTTP_HEAD.replace(b"/v1/act", b"/act").replace(b"x-slow: ", length)

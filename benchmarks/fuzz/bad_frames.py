@@ -1,6 +1,6 @@
 """Sends every kind of bad frame many times over a real socket, each followed by a good frame, to the embedded policy.
 
-    .venv/bin/python -m benchmarks.fuzz.bad_frames --count 1000 --json benchmarks/results/bad-frames.json
+    .venv/bin/python -m benchmarks.fuzz.bad_frames --count 1000 --json FILE
 
 Each must be rejected in band with its own status; the good frame after it must be answered with the tokens and values
 of a clean run. Exit code 1 otherwise.

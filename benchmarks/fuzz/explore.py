@@ -2,7 +2,7 @@
 messages on openpi's websocket.
 
     scripts/fuzz parser --minutes 10
-    scripts/fuzz image --minutes 10 --json benchmarks/results/fuzz.json
+    scripts/fuzz image --minutes 10 --json FILE
 
 It starts from the seeds and the corpus in tests/fuzz; an input that breaks something is written to tests/fuzz/corpus,
 where the test suite replays it. Exit code 1 when one was found.

@@ -1,6 +1,6 @@
 """Cost of hostile sizes: the front's memory after bombs and oversized messages, and odd image sizes.
 
-    .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json benchmarks/results/limits.json
+    .venv/bin/python -m benchmarks.fuzz.limits --count 1000 --json FILE
 
 Exit code 1 when a target is missed.
 """
@@ -31,7 +31,7 @@ from tests.service.harness import WireRobot
 
 LIMIT_BYTES = 4 << 20
 WARM_UP = 100
-AT_ONCE = 8  # streams that send something oversized side by side
+AT_ONCE = 8  # concurrent streams that send oversized messages
 MAX_PIXELS = 4_000_000
 SIDES = (*range(1, 10), *range(63, 66), *range(223, 226), *range(4095, 4098))
 Attack = Callable[[Connect, Random, int], Awaitable[int]]

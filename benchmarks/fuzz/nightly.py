@@ -52,7 +52,7 @@ CHAOS = (*PYTHON, "benchmarks.chaos")
 
 @dataclass(frozen=True, slots=True)
 class NightlyStep:
-    """A command, followed by what depends on the run."""
+    """A command, followed by arguments that depend on the run."""
 
     name: str
     command: tuple[str, ...]
@@ -172,7 +172,7 @@ class NightlyResult:
 
 
 def run(step: NightlyStep, scale: float, out: Path) -> NightlyResult:
-    """Run a step to its end, whatever its exit code."""
+    """Run a step to its end, and record its exit code."""
     log = out / f"{step.name}.log"
     start = time.monotonic()
     with log.open("wb") as stream:

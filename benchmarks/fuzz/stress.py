@@ -1,6 +1,6 @@
 """Mixed stress test: misbehaving robots beside well-behaved ones, against one service.
 
-    .venv/bin/python -m benchmarks.fuzz.stress --minutes 60 --json benchmarks/results/stress.json
+    .venv/bin/python -m benchmarks.fuzz.stress --minutes 60 --json FILE
 
 Scenarios are drawn at random from a seed, several at a time; the same seed draws the same ones. None may fail: every
 action must equal that of a clean run for the same picture, whoever else is served. Exit code 1 otherwise. A robot that

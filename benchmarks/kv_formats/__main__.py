@@ -1,6 +1,6 @@
 """The cost of KV formats in use: exact answers of the embedded chat model, and the embedded policy in closed loop.
 
-    .venv/bin/python -m benchmarks.kv_formats --json benchmarks/results/kv-formats-cpu.json
+    .venv/bin/python -m benchmarks.kv_formats --json FILE
 
 The questions are the held-out ones of `edgeflow eval-chat`, the episodes those of `edgeflow eval-demo`. They are the
 same for every format, and passes last as long as on a device profile, so nothing depends on how fast this machine is.

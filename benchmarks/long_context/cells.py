@@ -15,7 +15,7 @@ from edgeflow.models.chat import ChatModel
 from edgeflow_client.errors import ConfigError
 
 MOST_TOKENS: Final = MOST_LINES * LINE_TOKENS
-LEAST_LINES: Final = 8  # of a part, with which it can hold the evidence of any question
+LEAST_LINES: Final = 8  # lines of a part that can hold the evidence of any question
 NO_LINES, MANY_LINES = "none", "> 40"
 EVIDENCE: Final = (NO_LINES, "1-5", "6-15", "16-40", MANY_LINES)
 _MOST: Final = (0, 5, 15, 40)  # lines of each group but the last
@@ -30,7 +30,7 @@ class Where(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Prompts of `shortest` to `longest` tokens; ConfigError where there are none."""
+    """Prompts of `shortest` to `longest` tokens; ConfigError if there are none."""
 
     shortest: int
     longest: int
@@ -63,12 +63,12 @@ class QuestionCell:
 
     @property
     def is_decisive(self) -> bool:
-        """True where a memory is to be better than sink and window."""
+        """True where a memory should be better than sink and window."""
         return self.summary and self.where is Where.COMPRESSED
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of question that are asked in turn. One side comes most often in a whole log only."""
+        """The kinds of question that are asked in turn. One, about the most frequent side, needs a whole log."""
         return [name for name, kind in KINDS.items() if kind.summary == self.summary and name != "most side"]
 
     @property
@@ -83,7 +83,7 @@ def family(kind: str) -> str:
 
 
 def evidence(lines: int) -> str:
-    """The group in EVIDENCE of a question that rests on so many lines."""
+    """The group in EVIDENCE of a question whose answer depends on `lines` lines."""
     return next((name for name, most in zip(EVIDENCE, _MOST, strict=False) if lines <= most), MANY_LINES)
 
 
@@ -105,7 +105,7 @@ class PromptLayout:
     """The fewest and the most tokens after the last line."""
 
     def check(self, band: Band) -> None:
-        """ConfigError where a part of the shortest prompts holds too few lines for a question."""
+        """Raise ConfigError if a part of the shortest prompts holds too few lines for a question."""
         kept = len(self.region(Where.KEPT, MOST_LINES))
         if kept < LEAST_LINES:
             raise ConfigError(
@@ -129,7 +129,7 @@ class PromptLayout:
         return (tokens - self.opening - self.question[1]) // LINE_TOKENS
 
     def region(self, where: Where, lines: int) -> range:
-        """The lines of a log that lie in a part as a whole."""
+        """The lines of a log that lie completely in a part."""
         end = lines * LINE_TOKENS
         if where is Where.COMPRESSED:
             first, stop = self.sink - self.opening, end + self.question[0] - self.out_of_reach
@@ -182,5 +182,5 @@ def _ids(model: ChatModel, log: RobotLog, asked: LogQuery) -> tuple[int, ...]:
 
 
 def cells_of(bands: Sequence[Band]) -> list[QuestionCell]:
-    """All cells of some bands."""
+    """All cells of the bands."""
     return [QuestionCell(band, where, summary) for band in bands for where in Where for summary in (True, False)]

@@ -35,7 +35,10 @@ class Score:
         self.token_s.append(reply.token_s)
 
     def counts(self, *, of: str = "", lines: str = "") -> tuple[int, int]:
-        """Exact answers and questions. of: only of this family or kind. lines: only with this evidence."""
+        """Exact answers and questions.
+
+        of: only of this family or kind. lines: only with this evidence.
+        """
         chosen = [
             (kind, found) for kind, found in self.asked if of in ("", kind, family(kind)) and lines in ("", found)
         ]
@@ -66,7 +69,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class SystemScores:
-    """One system."""
+    """The scores of one system."""
 
     name: str
     slot_bytes: int
@@ -87,7 +90,7 @@ class SystemScores:
 
 @dataclass(frozen=True, slots=True)
 class ScoreGain:
-    """How much better one score is than another."""
+    """The gain of one score over another."""
 
     points: float
     apart: bool
@@ -118,7 +121,7 @@ class Column:
 
 
 def columns_of(cells: Sequence[QuestionCell]) -> list[Column]:
-    """Columns of the cells of a band; what decides is also given by family."""
+    """Columns of the cells of a band; decisive cells are also shown by family."""
     return [Column(cell, of) for cell in cells for of in ((*cell.families, "") if cell.is_decisive else ("",))]
 
 
@@ -133,7 +136,7 @@ def exact_table(rows: Sequence[SystemScores], band: Band, cells: Sequence[Questi
 
 
 def evidence_table(rows: Sequence[SystemScores], cell: QuestionCell) -> Table:
-    """Exact of asked, by the number of lines on which an answer rests: none where it is no."""
+    """Exact answers and questions, by the number of lines on which an answer depends; none if that is not defined."""
     found = _table(f"{cell.name}, by lines of evidence, {cell.band.name}", "kind", *EVIDENCE)
     for row in rows:
         if cell in row.scores:

@@ -55,7 +55,7 @@ class SnapKV:
         return Reply(self._model.tokenizer.decode(tokens), torch.nan, torch.nan)
 
     def _read(self, ids: Tensor) -> tuple[Tensor, list[KeptKV]]:
-        """The last hidden row, and what each layer keeps."""
+        """The last hidden row, and the pairs that each layer keeps."""
         base, kept = self._base, []
         x, turns = base.embed(ids), base.turns(torch.arange(len(ids)))
         for layer in base.layers:
@@ -69,7 +69,7 @@ class SnapKV:
         return base.final(x[-1]), kept
 
     def _step(self, token: int, position: int, kept: list[KeptKV]) -> tuple[Tensor, list[KeptKV]]:
-        """The hidden row of a token of the answer, and what is kept with it."""
+        """The hidden row of a token of the answer, and the pairs kept with it."""
         base, after = self._base, []
         x, turns = base.embed(torch.tensor([token])), base.turns(torch.tensor([position]))
         for layer, before in zip(base.layers, kept, strict=True):
@@ -83,7 +83,7 @@ class SnapKV:
 
 
 def select(q: Tensor, k: Tensor, *, places: int, sink: int, window: int) -> Tensor:
-    """The places [KH, n] that each KV head keeps, in order: n is `places`, or all where there are no more.
+    """The places [KH, n] that each KV head keeps, in order; n is `places`, or all if there are fewer.
 
     q [H, L, D], k [KH, L, D]. The shares of the queries of one KV head are added up.
     """

@@ -51,7 +51,7 @@ class PromptChunkTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTimes:
-    """A prompt."""
+    """The times of a prompt."""
 
     system: str
     length: int

@@ -49,7 +49,7 @@ class ServedModel:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes that it keeps of a prompt while it answers."""
+        """Bytes that it keeps for a prompt while it answers."""
         return self._engine.kv.nbytes
 
     def answer(self, ids: Sequence[int]) -> Reply:
@@ -64,7 +64,7 @@ class ServedModel:
 
 
 def cut(ids: Sequence[int], places: int, sink: int) -> list[int]:
-    """The first `sink` ids and as many of the last as fit."""
+    """The first `sink` ids, and as many of the last ones as fit."""
     if len(ids) <= places:
         return list(ids)
     return [*ids[:sink], *ids[len(ids) - (places - sink) :]]

@@ -1,4 +1,4 @@
-"""The arm of Meta-World as a robot of the SDK: what it is commanded in answer to an old frame."""
+"""The arm of Meta-World as a robot of the SDK: its commands in answer to an old frame."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Vector = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OldActions:
-    """A way to execute old actions."""
+    """A way of executing old actions."""
 
     name: str
     anchored: bool
@@ -49,7 +49,7 @@ def command(motion: OldActions, outputs: Vector, frame_m: Vector, present_m: Vec
 
 
 def _action(motion: OldActions, outputs: Vector, frame_m: Vector, age_steps: int) -> Action:
-    outputs = np.clip(outputs, -1.0, 1.0)  # as the simulator does
+    outputs = np.clip(outputs, -1.0, 1.0)  # like the simulator
     return Action(
         seq=1,
         epoch=1,

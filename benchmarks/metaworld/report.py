@@ -17,7 +17,7 @@ FRESH = AgedMode("no delay", 0.0)
 
 @dataclass(frozen=True, slots=True)
 class TaskCell:
-    """The episodes of one task under one condition: steps until success, None without."""
+    """The episodes of one task under one condition: steps until success, None without success."""
 
     task: str
     steps: tuple[int | None, ...]

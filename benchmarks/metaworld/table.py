@@ -67,7 +67,9 @@ class TaskEpisodes:
         self._goals = suite.train_tasks
 
     def run(self, goal: int, motion: OldActions, age_steps: int) -> int | None:
-        """The steps until success, None without. The arm stood still before the episode, so no state is missing."""
+        """The steps until success, None without success. The arm stood still before the episode, so no state is
+        missing.
+        """
         self._env.set_task(self._goals[goal])
         state, _ = self._env.reset()
         frames = [(state, self._commanded_m())]

@@ -8,7 +8,7 @@
 The systems take turns, so that a machine that slows down slows all of them; ratios are taken round by round. Chunks are
 compared with the first system's. A second table says where the time of a pass goes.
 
-    .venv/bin/python -m benchmarks.passes.flow_packing --json benchmarks/results/flow-packing-cpu.json
+    .venv/bin/python -m benchmarks.passes.flow_packing --json FILE
     .venv/bin/python -m benchmarks.passes.flow_packing --model CHECKPOINT
 """
 
@@ -48,7 +48,7 @@ from tests.engine.flow.tiny_flow import Shape, TinyFlowPolicy
 
 CPU = torch.device("cpu")
 ROBOTS = 2
-RATE_HZ = 30.0  # of a checkpoint's actions, which changes nothing here
+RATE_HZ = 30.0  # rate of a checkpoint's actions; it has no influence
 TINY = Shape(
     sizes=FlowSizes(steps=10, horizon=20, dims=8, closing=1, causal=True),
     kinds=(JOINT, CROSS) * 4,

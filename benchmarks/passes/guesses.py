@@ -1,4 +1,5 @@
-"""Two ways to guess after a wrong draft: what the pass gave there, or the guess of before. Passes per verified action.
+"""Two ways to draft after a wrong draft: from the pass's output there, or from the previous draft. Passes per verified
+action.
 
     .venv/bin/python -m benchmarks.passes.guesses --json benchmarks/results/guesses-cpu-DATE.json
 

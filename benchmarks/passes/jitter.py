@@ -1,6 +1,6 @@
 """Pass-time jitter of the pipelined mode: full pipelines of the embedded policy in the worker's own loop.
 
-.venv/bin/python -m benchmarks.passes.jitter --json benchmarks/results/jitter-cpu.json
+.venv/bin/python -m benchmarks.passes.jitter --json FILE
 """
 
 from __future__ import annotations

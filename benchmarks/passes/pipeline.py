@@ -11,7 +11,7 @@ round by round, and stand beside the bound that the pass times allow. The gain o
 pipe follows, and whether it is inside the scatter of the rounds. Every system's tokens are compared with serial
 decoding's.
 
-    .venv/bin/python -m benchmarks.passes.pipeline --json benchmarks/results/pipeline-cpu.json
+    .venv/bin/python -m benchmarks.passes.pipeline --json FILE
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ System = Callable[[list[PreparedFrame]], tuple[Tokens, float]]
 
 @dataclass(frozen=True, slots=True)
 class PipelineRow:
-    """One system: fps over rounds; ratio to our serial, round by round."""
+    """One system: fps over rounds; ratio to edgeflow's serial mode, round by round."""
 
     system: str
     fps_mean: float
@@ -66,7 +66,7 @@ class PipelineRow:
 
 @dataclass(frozen=True, slots=True)
 class SpeedGain:
-    """How much faster one system is than another, round by round."""
+    """The speed of one system relative to another, round by round."""
 
     system: str
     over: str

@@ -99,7 +99,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def policy_with(path: Path, stages: int) -> OpenVLAPolicy:
-    """The policy of a checkpoint, with actions of so many numbers: an answer has as many tokens."""
+    """The policy of a checkpoint, with actions of `stages` numbers: an answer has as many tokens."""
     numbers = ActionStatistics(q01=(-1.0,) * stages, q99=(1.0,) * stages, mask=(True,) * stages)
     config = replace(load_config(path), statistics={"sweep": numbers}, action_block={})
     weights = Weights(path, torch.float32, CPU)

@@ -66,7 +66,7 @@ class Watchdog:
         self._reserve = None
         self.plays.end(self._clock.now_ns())
         self._newest_seq = max(self._newest_seq, last_seq)
-        self._unannounced += 1
+        self._unannounced += 1  # the service will announce the epoch of this restart
         if rearm:
             self._interrupted_ns, self._worker_lost = None, False
         elif held.needs_reset:

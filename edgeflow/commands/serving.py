@@ -166,7 +166,7 @@ class ServicePrinter:
                 what = "actions" if status.horizon == 1 else f"chunks of {status.horizon} actions"
                 for mode, fps, age_ms in status.forecasts:
                     self._console.print(
-                        f"  {mode:>9}: one robot alone gets {fps:.1f} {what} per second, {age_ms:.0f} ms old",
+                        f"  {mode:>9}: a single robot gets {fps:.1f} {what} per second, latency {age_ms:.0f} ms",
                         highlight=False,
                     )
                 for warning in status.warnings:

@@ -133,7 +133,7 @@ class _Exchange:
         rest = memoryview(LENGTH.pack(len(message)) + message)
         while rest:
             self._wait(self._writer, select.POLLOUT)
-            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]
+            rest = rest[os.write(self._writer, rest[: select.PIPE_BUF]) :]  # a writable pipe takes this many
         (size,) = LENGTH.unpack(self._read(LENGTH.size))
         if size > most_bytes:
             raise ConnectionError

@@ -94,7 +94,7 @@ class Packets(Generic[Kind]):
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    """Close descriptors, whatever state they are in."""
+    """Close descriptors; errors are ignored."""
     for each in descriptors:
         with contextlib.suppress(OSError):
             os.close(each)

@@ -30,7 +30,7 @@ def make_folder(out: Path) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"out: {out} cannot be made: {error.strerror}") from None
+        raise ConfigError(f"out: {out} cannot be created: {error.strerror}") from None
 
 
 @contextmanager

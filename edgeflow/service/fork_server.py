@@ -136,7 +136,7 @@ class ForkServer:
             match message:
                 case Fork():
                     self._packets.send(self._fork(message, descriptors))
-                case Kill() if message.pid in self._running:
+                case Kill() if message.pid in self._running:  # not reaped yet, so that its number was not reused
                     os.kill(message.pid, signal.SIGKILL)
         finally:
             close_all(descriptors)

@@ -162,7 +162,7 @@ class ChatLink:
         self._release()
 
     def _recover(self) -> None:
-        """Drop the connection, whatever state it is in; control hands over another one to the next chat front."""
+        """Drop the connection in any state; control hands over a new one for the next chat front."""
         connection = self._connection
         with contextlib.suppress(Exception):
             if connection is not None:

@@ -23,8 +23,6 @@ HEAD = """# Commands
 A command that cannot start prints one line that says why, and exits with code 2.
 
 """
-EVERYDAY = ("demo", "robot")
-"""Commands of the laboratory that stand beside those of the service."""
 LAB = """What trains, converts, proves and measures models. An installation without the folder `edgeflow/lab`
 lacks these commands.
 """
@@ -41,7 +39,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class CommandEntry:
     """One command. name: with that of its group."""
 
     name: str
@@ -49,11 +47,12 @@ class Command:
     options: tuple[Option, ...]
 
 
-def commands() -> tuple[list[Command], list[Command]]:
+def commands() -> tuple[list[CommandEntry], list[CommandEntry]]:
     """The everyday commands, and those of the laboratory."""
     lab = {line.name: typer.main.get_command(loaded(line)) for line in COMMANDS}
+    rare = {line.name for line in COMMANDS if not line.everyday}
     found = list(_found(typer.main.get_command(app), lab))
-    laboratory = [each for each in found if each.name in lab and each.name not in EVERYDAY]
+    laboratory = [each for each in found if each.name in rare]
     return [each for each in found if each not in laboratory], laboratory
 
 
@@ -64,7 +63,7 @@ def page() -> str:
     return text + f"## Laboratory commands\n\n{LAB}\n" + "".join(_entry(each) for each in laboratory)
 
 
-def _entry(command: Command) -> str:
+def _entry(command: CommandEntry) -> str:
     arguments = " ".join(each.names[0] for each in command.options if not each.names[0].startswith("-"))
     text = f"### `edgeflow {command.name}`\n\n```text\nedgeflow {command.name} {arguments} [OPTIONS]\n```\n\n"
     text = text.replace("  [", " [")
@@ -76,14 +75,14 @@ def _entry(command: Command) -> str:
     return text + (table(("Option", "Default", "Meaning"), rows) + "\n" if rows else "")
 
 
-def _found(group: Any, lab: dict[str, Any], prefix: str = "") -> Iterator[Command]:
+def _found(group: Any, lab: dict[str, Any], prefix: str = "") -> Iterator[CommandEntry]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _found(command, lab, f"{prefix}{name} ")
         else:
             real = lab.get(name, command) if not prefix else command
             options = tuple(_option(each) for each in real.params if "--help" not in each.opts)
-            yield Command(prefix + name, real.help or "", options)
+            yield CommandEntry(prefix + name, real.help or "", options)
 
 
 def _option(given: Any) -> Option:

@@ -156,7 +156,8 @@ def _nav(pages: list[str]) -> list[dict[str, object]]:
 def _outside(page: str) -> list[str]:
     """Files outside docs/ that a page links to."""
     found = (resolve(page, link.target)[0] for link in links((ROOT / page).read_text()))
-    return [path for path in found if _is_outside(path) and path != "README.md"]
+    inside = (path for path in found if (ROOT / path).resolve().is_relative_to(ROOT))  # a page may link to anything
+    return [path for path in inside if _is_outside(path) and path != "README.md"]
 
 
 def _is_outside(path: str) -> bool:

@@ -18,7 +18,7 @@ ELSEWHERE = re.compile(r"[a-z][a-z+.-]*:|//", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PageLink:
     """A link, and where its target stands in the text."""
 
     start: int
@@ -26,12 +26,12 @@ class Link:
     target: str
 
 
-def links(text: str) -> Iterator[Link]:
+def links(text: str) -> Iterator[PageLink]:
     """The links of a page that do not lead to another host."""
     plain = CODE.sub(_blank, without_fences(text))
     for match in LINK.finditer(plain):
         if not ELSEWHERE.match(match["target"]):
-            yield Link(match.start("target"), match.end("target"), match["target"])
+            yield PageLink(match.start("target"), match.end("target"), match["target"])
 
 
 def resolve(page: str, target: str) -> tuple[str, str]:

@@ -68,7 +68,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SettingGroup:
     """The keys of one section. name: "" for those of the file itself."""
 
     name: str
@@ -76,7 +76,7 @@ class Group:
     settings: tuple[Setting, ...]
 
 
-def groups(model: type[BaseModel] = ServiceConfig, prefix: str = "") -> list[Group]:
+def groups(model: type[BaseModel] = ServiceConfig, prefix: str = "") -> list[SettingGroup]:
     """All sections of a model, with the sections in them."""
     schema = model.model_json_schema()
     return list(_groups(schema, schema.get("$defs", {}), prefix))
@@ -112,7 +112,7 @@ def _table(settings: tuple[Setting, ...]) -> str:
     return table(("Key", "Type", "Default", "Meaning"), rows)
 
 
-def _groups(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[Group]:
+def _groups(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) -> Iterator[SettingGroup]:
     settings: list[Setting] = []
     inner: list[tuple[dict[str, Any], str]] = []
     required = schema.get("required", ())
@@ -133,7 +133,7 @@ def _groups(schema: dict[str, Any], definitions: dict[str, Any], prefix: str) ->
         settings.append(Setting(key, kind, default, field.get("description", "")))
     if settings:
         about = re.sub(r"\s*\(docs/[^)]*\)", "", schema.get("description", ""))
-        yield Group(prefix.removesuffix("."), about, tuple(settings))
+        yield SettingGroup(prefix.removesuffix("."), about, tuple(settings))
     for nested, name in inner:
         yield from _groups(nested, definitions, name)
 

@@ -7,18 +7,25 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("edgeflow", "client/edgeflow_client", "benchmarks", "examples", "tests")
+FOLDERS = ("edgeflow", "client/edgeflow_client", "benchmarks", "examples", "scripts", "deploy", "tests")
 TWICE = {
     "Arm": "the examples are single files, each to be copied without the other",
 }
 """Names that may stand twice, with the reason; at most ten."""
 
 
+def is_python(path: Path) -> bool:
+    """True for modules, and for scripts without a suffix."""
+    if path.suffix or not path.is_file():
+        return path.suffix == ".py"
+    return path.read_bytes()[:40].startswith(b"#!/usr/bin/env python3")
+
+
 def test_no_class_name_stands_twice():
     places: dict[str, list[str]] = defaultdict(list)
     for folder in FOLDERS:
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            if path.parent.name == "rpc":
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.parent.name == "rpc" or not is_python(path):
                 continue
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):

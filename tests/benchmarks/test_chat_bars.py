@@ -37,7 +37,7 @@ def test_with_peers_the_faster_one_is_the_bar(peer_s: float, verdict: str):
 
 
 def test_the_bar_of_decoding_is_of_like_precision():
-    """Eight bits beside bfloat16 are told, and are no bar."""
+    """Eight bits compared with bfloat16 are reported without a bar."""
     times = {"edgeflow bfloat16": 1.0, "edgeflow bfloat16, int8 weights": 0.5, "edgeflow float32": 2.0}
     theirs = {"transformers bfloat16": 2.1, "transformers float32": 4.0}
     halves, best, first = figures.main_bars([{name: timed(each) for name, each in (times | theirs).items()}])

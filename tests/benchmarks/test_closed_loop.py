@@ -158,7 +158,7 @@ def test_a_block_runs_its_episodes_and_stores_them(tmp_path):
 
 
 def test_no_block_begins_when_the_time_is_over(tmp_path, monkeypatch):
-    """What was run is told; a cell without any episode has no row."""
+    """Finished cells are reported; a cell without any episode has no row."""
     every = [ClosedLoopCell(condition(EXACT, MOVING, RTX5090), 100), ClosedLoopCell(condition(EXACT, 0.0, ORIN), 50)]
     monkeypatch.setattr(stores, "measured_times", lambda: AT_ONCE)
     monkeypatch.setattr(stores, "run_block", lambda *_: pytest.fail("a block began"))

@@ -1,4 +1,4 @@
-"""What the benchmark of KV formats measures, and what it says about rows that are below the model's own numbers."""
+"""The benchmark of KV formats: its measurements, and its verdict on rows below the model's own numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_models_own_numbers_are_always_measured_first(monkeypatch, given: li
 
 @pytest.mark.parametrize(("right", "code"), [({"int4": 485}, 0), ({"int4": 484}, 1), ({"int8": 494, "int4": 500}, 1)])
 def test_a_row_that_is_further_below_than_its_bar_fails(monkeypatch, capsys, right: dict[str, int], code: int):
-    """Of 500 answers, 500 with the model's own numbers: 3 points are 15 with int4, and 1 point is 5 with int8."""
+    """Among 500 answers, 500 with the model's own numbers: 3 points are 15 with int4, and 1 point is 5 with int8."""
 
     def answers(kv, questions):
         return command._row(

@@ -1,4 +1,4 @@
-"""What the comparison of pipelines says of its rounds, and a small run of it."""
+"""The comparison of pipelines: its verdict on its rounds, and a small run of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_bound_follows_from_the_passes():
 
 
 def test_a_small_run(tmp_path: Path):
-    """In a process of its own: transformers imports Triton, which must be loaded before other libraries."""
+    """In a separate process: transformers imports Triton, which must be loaded before other libraries."""
     report, model = tmp_path / "pipeline.json", write_checkpoint(tmp_path / "tiny")
     options = f"--model {model} --frames 8 --rounds 1 --threads 1 --json {report}"
     command = [sys.executable, "-m", "benchmarks.passes.pipeline", *options.split()]

@@ -51,7 +51,7 @@ def test_the_papers_figures_are_in_the_shapes_that_are_measured():
 
 
 def test_a_steps_work_is_that_of_a_hand_calculation():
-    """16 layers of 720 with 15 heads over 5 of 64, 8 of which have queries alone; rows of 512, 32 behind them."""
+    """16 layers of 720 with 15 heads over 5 of 64, 8 of which have only queries; rows of 512, followed by 32."""
     projections = 16 * (2 * 720 * 960 + 3 * 720 * 2048) + 8 * 720 * 2 * 320
     keys = 16 * 512 + 8 * (32 + 1) / 2
     step = work_of(shaped(PUBLISHED.shape, 512, 32), 4)["step"]

@@ -57,24 +57,24 @@ def action(aging: Aging, age_ms: float = 100.0, values=(0.1, 0, 0, 0, 0, 0.2, 1)
 
 @pytest.mark.parametrize("name", ["look_ahead_s", "slow_from_s", "command_lead_s", "camera_offset_s"])
 @pytest.mark.parametrize("value", [-0.001, 10.001, math.nan, math.inf, "0.1"])
-def test_a_time_that_makes_no_sense_is_refused_with_the_range(name, value):
+def test_a_time_that_makes_no_sense_is_rejected_with_the_range(name, value):
     with pytest.raises(InvalidArgument, match=rf"aging\.{name}: must be 0 to 10 s"):
         Aging(**{name: value})
 
 
 @pytest.mark.parametrize("value", [-1.0, 10_001.0, math.nan, math.inf])
-def test_a_control_rate_that_makes_no_sense_is_refused_with_the_range(value):
+def test_a_control_rate_that_makes_no_sense_is_rejected_with_the_range(value):
     with pytest.raises(InvalidArgument, match=r"aging\.control_rate_hz: must be 0 to 10000 Hz"):
         Aging(control_rate_hz=value)
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_a_stated_control_rate_that_is_none_makes_no_schema(value):
+def test_an_invalid_control_rate_makes_no_schema(value):
     with pytest.raises(ValueError, match="control_rate_hz is a rate or 0"):
         schema(rate_hz=value)
 
 
-def test_a_stated_control_rate_that_makes_no_sense_is_refused():
+def test_a_stated_control_rate_that_makes_no_sense_is_rejected():
     with pytest.raises(FailedPrecondition, match="control rate"):
         check_schema(schema(rate_hz=10_001.0))
     check_schema(schema(rate_hz=20.0))
@@ -207,13 +207,13 @@ def test_how_the_action_was_verified_is_on_its_target():
     assert (target.settled, target.tolerance_bins, target.max_passes) == (5, 1, 2)
 
 
-def test_a_look_ahead_without_a_control_rate_is_refused_at_open(serve, connect):
+def test_a_look_ahead_without_a_control_rate_is_rejected_at_open(serve, connect):
     client = connect(serve(answer_all), aging=Aging(look_ahead_s=0.05))
     with pytest.raises(FailedPrecondition, match=r"aging\.control_rate_hz: is not set"), client:
         raise AssertionError("must not be entered")
 
 
-def test_a_refused_open_leaves_the_session_closed():
+def test_a_rejected_open_leaves_the_session_closed():
     clock = ManualClock(MS)
     session = ClientSession(session_settings(), "grasp", clock, 0, Aging(look_ahead_s=0.05))
     with pytest.raises(FailedPrecondition):

@@ -181,13 +181,13 @@ def test_a_chunk_in_execution_cannot_be_changed():
 
 
 @pytest.mark.parametrize("new", [0.0, -0.1, 1.1, math.nan, "0.7", None])
-def test_a_share_that_is_none_is_refused(new):
+def test_an_invalid_share_is_rejected(new):
     with pytest.raises(InvalidArgument, match=r"weighted\.new: must be above 0 and at most 1"):
         Weighted(new)
 
 
 @pytest.mark.parametrize("coefficient", [-10.1, 10.1, math.nan, math.inf, "0.01", None])
-def test_a_coefficient_out_of_range_is_refused(coefficient):
+def test_a_coefficient_out_of_range_is_rejected(coefficient):
     with pytest.raises(InvalidArgument, match=r"temporal_ensemble\.coefficient: must be -10 to 10"):
         TemporalEnsemble(coefficient)
 

@@ -294,7 +294,7 @@ def test_single_actions_are_not_reported():
         (8, 10_001.0, "steps of 10001 ms"),
     ],
 )
-def test_a_schema_of_chunks_that_nobody_can_play_is_refused(horizon, step_ms, told):
+def test_a_schema_of_chunks_that_nobody_can_play_is_rejected(horizon, step_ms, told):
     with pytest.raises(FailedPrecondition, match=told):
         opened_of(opened(horizon=horizon, step_ms=step_ms))
 

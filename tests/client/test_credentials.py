@@ -122,7 +122,7 @@ def test_mutual_tls(serve, connect, files: CredentialFiles, tmp_path: Path):
     ("code", "kind"),
     [(UNAUTHENTICATED, Unauthenticated), (grpc.StatusCode.PERMISSION_DENIED, PermissionDenied)],
 )
-def test_a_refused_token_is_a_typed_error_at_once_and_not_shown_again(serve, connect, code, kind: type[Exception]):
+def test_a_rejected_token_is_a_typed_error_at_once_and_not_shown_again(serve, connect, code, kind: type[Exception]):
     def refuse(talk: Talk) -> None:
         raise Refuse(code, "unknown token", edgeflow_reason="UNKNOWN_TOKEN")
 

@@ -122,7 +122,7 @@ def test_a_silent_robot_does_not_reconnect_until_it_has_something_to_say(serve, 
 
 
 @pytest.mark.parametrize("wait", ["1.5", "abc"])
-def test_a_trailer_that_is_no_number_does_not_end_the_link(serve, connect, eventually, wait):
+def test_a_trailer_without_a_number_does_not_end_the_link(serve, connect, eventually, wait):
     def busy_once(talk: Talk) -> None:
         if talk.number == 1:
             raise Refuse(grpc.StatusCode.UNAVAILABLE, "starting", retry_after_ms=wait)

@@ -41,7 +41,7 @@ def test_open_says_how_drafts_are_verified(serve, connect):
         (grpc.StatusCode.RESOURCE_EXHAUSTED, ResourceExhausted),
     ],
 )
-def test_a_refused_open_is_a_typed_error(serve, connect, code, kind):
+def test_a_rejected_open_is_a_typed_error(serve, connect, code, kind):
     def refuse(talk: Talk) -> None:
         raise Refuse(code, "open.model: there is none of that name", edgeflow_reason="MODEL_UNKNOWN")
 
@@ -86,7 +86,7 @@ def test_a_service_that_never_answers_open_is_unavailable(serve, connect):
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:0", "http://127.0.0.1:50051"])
-def test_an_address_that_is_none_is_refused_at_once(address):
+def test_an_invalid_address_is_rejected_at_once(address):
     with pytest.raises(InvalidArgument, match="address"):
         RobotClient(address, cameras=[CAMERA], instruction="grasp", control_period_s=0.05)
 
@@ -94,7 +94,7 @@ def test_an_address_that_is_none_is_refused_at_once(address):
 @pytest.mark.parametrize(
     "wrong", [{"control_period_s": 0.0}, {"max_action_age_s": -1.0}, {"resume_within_s": math.nan}]
 )
-def test_settings_that_make_no_sense_are_refused_at_once(serve, connect, wrong):
+def test_settings_that_make_no_sense_are_rejected_at_once(serve, connect, wrong):
     with pytest.raises(InvalidArgument):
         connect(serve(answer_all), **wrong)
 
@@ -105,7 +105,7 @@ def test_a_value_that_must_be_a_list_is_an_error(serve, connect, wrong):
         connect(serve(answer_all), **wrong)
 
 
-def test_a_schema_that_nobody_can_keep_is_refused(serve, connect):
+def test_a_schema_that_nobody_can_keep_is_rejected(serve, connect):
     def contradict(talk: Talk) -> None:
         talk.hear()
         answer = opened()

@@ -99,7 +99,7 @@ def test_images_travel_in_the_order_of_the_cameras():
         ({1: PIXELS, "wrist": PIXELS}, [RGB], "has cameras"),
     ],
 )
-def test_a_wrong_image_is_refused_before_it_travels(images, cameras, told):
+def test_a_wrong_image_is_rejected_before_it_travels(images, cameras, told):
     with pytest.raises(InvalidArgument, match=told):
         encode_images(images, cameras)
 
@@ -145,7 +145,7 @@ def test_an_answer_that_is_not_understood_is_a_typed_error():
 
 
 @pytest.mark.parametrize("value", ["1.5", "abc", "", "-7", "1e400", "9" * 4000, "\u0663", b"\xff"])
-def test_a_wait_that_is_no_number_is_no_wait(value):
+def test_an_invalid_wait_is_ignored(value):
     error = error_of(Failed(grpc.StatusCode.UNAVAILABLE, "later", (("retry-after-ms", value),)))
     assert (error.code, error.text, error.retry_after_ms) == ("UNAVAILABLE", "later", None)
 
@@ -170,7 +170,7 @@ def test_a_status_of_any_shape_is_a_typed_error(failed):
         (lambda message: setattr(message, "valid_for_ms", 1 << 31), "valid_for_ms"),
     ],
 )  # fmt: skip
-def test_an_answer_that_no_robot_can_keep_is_refused(change, told):
+def test_an_answer_that_no_robot_can_keep_is_rejected(change, told):
     message = opened()
     change(message)
     with pytest.raises(FailedPrecondition, match=told):
@@ -238,7 +238,7 @@ def test_no_limit_and_the_default_leave_the_service_its_own(limit_s, on_the_wire
     + [{"depth": -1}, {"tolerance_bins": -1}, {"max_passes": 1 << 32}]
     + [{"cameras": (CameraSpec("wrist", -4, 3, ImageFormat.RGB8),)}, {"model": 5}],
 )  # fmt: skip
-def test_settings_that_cannot_be_sent_are_refused(changed):
+def test_settings_that_cannot_be_sent_are_rejected(changed):
     with pytest.raises(InvalidArgument, match="open"):
         open_message(session_settings(**changed), "grasp")
 
@@ -277,6 +277,6 @@ def test_an_address_may_be_one_of_grpcs_own(address):
     "address", ["", " ", "localhost", ":50051", "a:", "a:0", "a:65536", "a:b", "::1:50051", "http://a:50051", "a b:1",
                 "a:1\n", "[::zz]:1", "dns:", None, 5]
 )  # fmt: skip
-def test_an_address_that_is_none_is_refused(address):
+def test_an_invalid_address_is_rejected(address):
     with pytest.raises(InvalidArgument, match="address"):
         check_address(address)

@@ -269,7 +269,7 @@ def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: StreamSess
     assert robot.session.directive().action.seq == 4
 
 
-def test_a_final_refusal_is_raised_by_the_next_push(robot: StreamSession):
+def test_a_final_rejection_is_raised_by_the_next_push(robot: StreamSession):
     robot.session.stream_ended(NotFound("no such model"), final=True)
     assert robot.session.directive().reason == "REFUSED"
     with pytest.raises(NotFound):
@@ -287,7 +287,7 @@ def test_after_close_no_action_is_accepted(robot: StreamSession):
         robot.push()
 
 
-def test_why_a_frame_was_refused_is_kept(robot: StreamSession):
+def test_why_a_frame_was_rejected_is_kept(robot: StreamSession):
     robot.push()
     robot.status(1, pb.DISPOSITION_REJECTED, code="INVALID_ARGUMENT", reason="IMAGE_WRONG_SIZE", text="8x6 agreed")
     counts = robot.session.flight.statistics()

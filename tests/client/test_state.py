@@ -55,7 +55,7 @@ def test_flat_numbers_travel_as_they_are():
         (None, [1, 2, 3, math.inf], r"state\['gripper'\]: has inf at 0"),
     ],
 )
-def test_state_that_does_not_match_is_refused_with_the_vector(state, proprio, told):
+def test_state_that_does_not_match_is_rejected_with_the_vector(state, proprio, told):
     with pytest.raises(InvalidArgument, match=told):
         encode_state(state, proprio, SPECS)
 
@@ -76,7 +76,7 @@ def test_open_declares_the_vectors_and_chunks():
         ({"state": (StateSpec(name="arm", size=1 << 32),)}, "cannot be sent"),
     ],
 )
-def test_a_declaration_that_makes_no_sense_is_refused(changed, told):
+def test_a_declaration_that_makes_no_sense_is_rejected(changed, told):
     with pytest.raises(InvalidArgument, match=told):
         open_message(session_settings(**changed), "grasp")
 

@@ -84,7 +84,7 @@ def test_a_chunk_that_ran_out_is_not_executed():
     assert log.at(1020) is None
 
 
-def test_a_single_action_is_no_chunk():
+def test_a_single_action_is_not_a_chunk():
     log = PlayLog()
     log.begin(3, Timeline(1000), 1012, 1100)
     assert log.at(1020) is None

@@ -35,7 +35,7 @@ class ImageStage:
 
 
 def stages(path: Path) -> list[ImageStage]:
-    """Of a Dockerfile, in order."""
+    """The stages of a Dockerfile, in order."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE)
     found: list[ImageStage] = []
     defaults: dict[str, str] = {}

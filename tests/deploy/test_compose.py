@@ -48,7 +48,7 @@ def test_services_have_no_needless_privileges(service):
 
 
 def test_the_configuration_is_one_that_starts_off_loopback_with_tls_and_tokens(service):
-    """load_config refuses these addresses without both."""
+    """Without both, load_config rejects these addresses."""
     config = load_config(DEPLOY / "config.json", {})
     assert not config.insecure and config.warnings == []
     ports = {f"{port}:{port}" for port in (config.grpc.port, config.http.port, config.frontends.port)}

@@ -43,7 +43,7 @@ def built(image: str) -> list[ImageStage]:
 
 
 def run_options(command: list[str]) -> None:
-    """A command line of ours that our own command line understands."""
+    """A command of edgeflow that its command line understands."""
     name, *options = command
     told = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"})
     assert told.exit_code == 0

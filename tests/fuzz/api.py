@@ -1,4 +1,4 @@
-"""A service on a loop of its own, and its OpenAPI document turned into requests."""
+"""A service on a separate event loop, and its OpenAPI document turned into requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def address_of(service: Callable[[], AbstractAsyncContextManager[RunningService]
 
 
 def document(address: str) -> schemathesis.BaseSchema:
-    """What the service says of itself."""
+    """The service's description of itself."""
     return schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 

@@ -48,7 +48,7 @@ class FuzzedStream:
         self._seq = 0
 
     async def open(self, period_ms: int = PERIOD_MS) -> None:
-        """OPEN with another control period, when one is given. Refused when there is no room."""
+        """OPEN, with another control period if one is given; rejected if there is no room."""
         opened = pb.Open()
         opened.CopyFrom(OPEN)
         opened.control_period_ms = period_ms
@@ -61,7 +61,7 @@ class FuzzedStream:
             raise
 
     async def good(self, picture: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """A good frame's tokens and values. Refused when a silent robot's place was taken."""
+        """The tokens and values of a good frame; rejected if the place of a silent robot was taken."""
         frame = self.next(picture)
         await self.robot.send(pb.ClientMessage(frame=frame))
         answer = await self.robot.until(lambda m: m.action.seq == frame.seq or m.frame_status.seq == frame.seq)
@@ -91,7 +91,7 @@ class FuzzedStream:
 
 
 async def clean_run(connect: Connect) -> Answers:
-    """What good frames are answered where no bad ones come between."""
+    """The answers to good frames without bad ones in between."""
     conversation = FuzzedStream(connect())
     await conversation.open()
     answers = {picture: await conversation.good(picture) for picture in range(PICTURES)}
@@ -142,7 +142,7 @@ def problem(kind: BadInput, data: bytes, answer: pb.ServerMessage) -> str:
 
 
 def _number(reason: str, data: bytes) -> int:
-    """The frame number that a refusal must name: 0 where none could be read."""
+    """The frame number that a rejection must name: 0 if none could be read."""
     parsed = parse_client_message(data)
     return 0 if reason in NO_NUMBER or isinstance(parsed, Unparsable) else parsed.message.frame.seq
 

@@ -45,7 +45,7 @@ class BadInput:
     code: str = "INVALID_ARGUMENT"
     """`code`, `reasons`, `field`: of the status."""
     notice: bool = False
-    """Told as a note, since the message is no frame."""
+    """The status comes as a note, since the message does not hold a frame."""
 
 
 def good_frame(seq: int, stamp_ns: int, picture: int = 0) -> pb.Frame:
@@ -95,7 +95,7 @@ def _with_joint(value: Callable[[Random], float]) -> Spoil:
 
 
 def _random_bytes(_: pb.Frame, rng: Random) -> bytes:
-    """Until it is no message: one in some thousands is."""
+    """Vary the bytes until they do not form a message: one in some thousands does."""
     while True:
         data = rng.randbytes(rng.randrange(1, 2000))
         try:

@@ -1,4 +1,4 @@
-"""What a process holds."""
+"""The resident memory of a process."""
 
 from __future__ import annotations
 

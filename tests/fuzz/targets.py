@@ -1,4 +1,4 @@
-"""What is fuzzed: bytes in, and nothing out but refusals of ours. Anything else that is raised is a finding."""
+"""The fuzzed functions: bytes in, and nothing out except edgeflow's own errors. Any other exception is a finding."""
 
 from __future__ import annotations
 
@@ -58,7 +58,9 @@ def parser(data: bytes) -> None:
 
 
 def image(data: bytes) -> None:
-    """An image that was opened with the size it declares: what the gate lets through, the decoder takes or refuses."""
+    """An image that was opened with the size it declares: whatever the checks accept, the decoder decodes
+    or rejects.
+    """
     with contextlib.suppress(RequestError):
         header = read_jpeg(data, "image")
         if header.width * header.height <= MAX_PIXELS:

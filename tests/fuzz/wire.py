@@ -17,7 +17,7 @@ def varint(value: int) -> bytes:
 
 
 def tag(number: int, kind: int) -> bytes:
-    """What stands before a field's value."""
+    """The bytes before a field's value."""
     return varint(number << 3 | kind)
 
 

@@ -155,7 +155,7 @@ def test_kinds_are_known_numbers(code: object):
         decode(msgpack.packb([code, 1]), b"")
 
 
-def test_maps_are_no_messages():
+def test_maps_are_not_messages():
     with pytest.raises(WorkerError):
         decode(msgpack.packb({KINDS.index(Ping): 1, 7: 2}), b"")
 

@@ -1,4 +1,4 @@
-"""A naive twin of `kernels/kv/sees.py`: the places that rows see as sets; and random passes of any kind."""
+"""A naive twin of `kernels/kv/visibility.py`: the places that rows see as sets; and random passes of any kind."""
 
 from __future__ import annotations
 

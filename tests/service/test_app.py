@@ -170,7 +170,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-async def test_a_start_that_is_cancelled_leaves_nothing_behind(checkpoint):
+async def test_a_cancelled_start_leaves_no_process(checkpoint):
     script = Script(never_ready=True)
     starting = asyncio.create_task(_enter(serving(checkpoint, script)))
     await eventually(lambda: bool(script.workers))

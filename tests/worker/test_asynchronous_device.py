@@ -125,7 +125,7 @@ def test_the_worker_measures_how_frames_settle_though_slow_ones_are_overtaken(po
     )
 
 
-def test_frames_that_do_not_draft_tell_nothing(policy):
+def test_frames_without_drafts_report_nothing(policy):
     loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=0)])
     loop.run(10)
     loop.worker.inbox.put(Ping(1))
@@ -224,7 +224,7 @@ def test_an_age_that_the_device_cannot_keep_is_rejected(policy, times):
     assert admission(times).plan(request(7, round(best * (1 + CLOSE) / MS) + 4), ())
 
 
-def test_so_many_serial_robots_are_admitted_as_the_device_serves(policy, times):
+def test_as_many_serial_robots_are_admitted_as_the_device_serves(policy, times):
     """Each admitted robot gets its rate on the device; with twice as many it would not."""
     period_ms = 100
     front = admission(times, Mode.SERIAL)

@@ -66,17 +66,17 @@ def start(tmp_path):
         process.wait(timeout=10)
 
 
-def first_that_is_no_progress(channel: BlockingChannel):
+def first_after_progress(channel: BlockingChannel):
     while isinstance(message := channel.receive(), WarmupProgress):
         pass
     return message
 
 
-def test_it_proves_itself_serves_and_leaves(start, tmp_path):
+def test_it_reports_ready_serves_and_exits(start, tmp_path):
     path = write_checkpoint(tmp_path / "tiny")
     (path / INDEX_FILE).write_text("of another model")
     process, channel = start(model=str(path), alias="tiny")
-    ready = first_that_is_no_progress(channel)
+    ready = first_after_progress(channel)
     assert isinstance(ready, WorkerReady)
     assert (ready.model, ready.pass_times.stages) == ("tiny", 7)
     assert ready.pass_times.decode_ns > 0 and ready.pass_times.packed_ns > 0 and ready.kv_bytes > 0
@@ -94,14 +94,14 @@ def test_it_proves_itself_serves_and_leaves(start, tmp_path):
 
 def test_it_leaves_when_the_front_goes(start, tmp_path):
     process, channel = start(model=str(write_checkpoint(tmp_path / "tiny")))
-    assert isinstance(first_that_is_no_progress(channel), WorkerReady)
+    assert isinstance(first_after_progress(channel), WorkerReady)
     channel.close()
     assert process.wait(timeout=60) == 0
 
 
 def test_a_missing_checkpoint_is_reported_by_name(start, tmp_path):
     process, channel = start(model=str(tmp_path / "nothing"))
-    failed = first_that_is_no_progress(channel)
+    failed = first_after_progress(channel)
     assert isinstance(failed, WorkerFailed)
     assert failed.kind == "CheckpointError" and "nothing" in failed.text
     assert process.wait(timeout=60) == 2

@@ -25,7 +25,7 @@ TIMES = {
     "pass": "pass_ms",
 }
 FRAMES = ("offered", "acted", "superseded", "rejected", "dropped", "unanswered")
-SHARES = ("frames overtaken", "actions with unsettled tokens", "chunks that continue another", "late chunks")
+SHARES = ("frames overtaken", "actions with unverified tokens", "chunks that continue another", "late chunks")
 ACTIONS = ("FPS", "age p50", "age p99", "jitter", "misses", "gaps")
 Cells = Callable[[RobotSummary], list[str]]
 

@@ -87,8 +87,8 @@ def _family(model: str, like: str) -> Family:
     if like and family.modes != family_of(resolve_model(like)).modes:
         modes = ", ".join(mode.value for mode in family.modes)
         raise ConfigError(
-            f"policy: {model} is of the family {family.name}, with the modes {modes}, and not of the kind that "
-            "--policy says: leave --policy out"
+            f"policy: {model} is of the family {family.name}, with the modes {modes}, not of the kind that "
+            "--policy names: remove --policy"
         )
     return family
 

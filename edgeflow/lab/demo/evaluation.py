@@ -309,7 +309,7 @@ def _outcome_table(results: list[ConditionResult], plan: EvaluationPlan) -> Fold
 
 
 def _frame_table(results: list[ConditionResult]) -> FoldingTable:
-    table = FoldingTable("condition", "passes", "overtaken", "unsettled", "late", title="frames")
+    table = FoldingTable("condition", "passes", "overtaken", "unverified", "late", title="frames")
     for result in results:
         shares = (f"{share:.0%}" for share in (result.overtaken, result.unsettled, result.late))
         table.add_row(_name(result.condition), f"{result.passes_mean:.2f}", *shares)

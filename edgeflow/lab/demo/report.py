@@ -225,8 +225,8 @@ def _merit(run: RobotRun) -> tuple[int, float]:
 def _compared(ours: RobotRun, theirs: RobotRun) -> str:
     """The actions of one run compared with those of another, advantages first."""
     if not theirs.summary.actions:
-        return f"the only ones beside {theirs.mode.value}, which gave none"
-    age = _differ(theirs.summary.age_ms.p50, ours.summary.age_ms.p50, "younger", "older", "about as old")
+        return f"the only ones beside {theirs.mode.value}, which had none"
+    age = _differ(theirs.summary.age_ms.p50, ours.summary.age_ms.p50, "fresher", "older", "about as fresh")
     rate = _differ(ours.summary.fps, theirs.summary.fps, "more frequent", "less frequent", "about as frequent")
     words = sorted((age, rate), key=lambda word: word[0], reverse=True)
     joint = "but" if words[1][0] < 0 <= words[0][0] else "and"
@@ -247,7 +247,7 @@ def _differ(good: float, bad: float, better: str, worse: str, alike: str) -> tup
 
 
 def _pace(run: RobotRun) -> str:
-    return f"{_number(run.summary.age_ms.p50, '.0f')} ms old, {run.summary.fps:.1f} per second"
+    return f"{_number(run.summary.age_ms.p50, '.0f')} ms latency, {run.summary.fps:.1f} per second"
 
 
 def _seconds(runs: Sequence[RobotRun]) -> str:

@@ -176,6 +176,7 @@ class DemoRobot:
             sim.step(max(0.0, (now_ns - start_ns) / 1e9 - sim.time))
             if now_ns >= frame_ns:
                 self._look()
+                # a late frame does not cause a burst of frames that make up for it
                 frame_ns = max(frame_ns + round(1e9 / self._plan.frame_hz), now_ns)
             self._obey(self._client.latest())
             if now_ns >= update_ns:
@@ -193,7 +194,7 @@ class DemoRobot:
         self._album.taken(seq, image, self._sim.time)
 
     def _obey(self, directive: Directive) -> None:
-        if directive is self._obeyed:
+        if directive is self._obeyed:  # `latest` returns the same object until something changes
             return
         self._obeyed = directive
         action = directive.action

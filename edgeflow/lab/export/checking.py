@@ -64,7 +64,7 @@ def check_error(error: float, file: str) -> None:
     if not error <= CLOSE:
         raise CheckpointError(
             f"{file} differs from the model by {error:.1e} of its largest output, more than {CLOSE:g}: "
-            "this version of torch, onnxscript or onnxruntime is not one that this export works with"
+            "this version of torch, onnxscript or onnxruntime is not supported by the export"
         )
 
 
@@ -77,10 +77,10 @@ def check_operators(model: ir.Model, name: str) -> None:
     """Raise CheckpointError for an operator, domain or opset that is not allowed, or a shape that is not fixed."""
     domains = {domain: version for domain, version in model.opset_imports.items() if domain not in ("", "ai.onnx")}
     if domains or model.opset_imports.get("") != OPSET or model.functions:
-        raise CheckpointError(f"{name}: operators of {dict(model.opset_imports)}; exported: opset {OPSET} alone")
+        raise CheckpointError(f"{name}: operators of {dict(model.opset_imports)}; only opset {OPSET} can be exported")
     for node in model.graph.all_nodes():
         if node.op_type not in ALLOWED or node.domain not in ("", "ai.onnx"):
-            raise CheckpointError(f"{name}: the operator {node.op_type} is not one of a static graph")
+            raise CheckpointError(f"{name}: the operator {node.op_type} is not allowed in a static graph")
         for value in node.outputs:
             if value.shape is None or not value.shape.is_static():
-                raise CheckpointError(f"{name}: {node.op_type} gives {value.name} without a fixed shape")
+                raise CheckpointError(f"{name}: {node.op_type} returns {value.name} without a fixed shape")

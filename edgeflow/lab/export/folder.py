@@ -29,9 +29,8 @@ def check_out(out: Path, folder: Path) -> None:
     if out.resolve() == folder.resolve():
         raise ConfigError(f"out: {out} is the folder of the checkpoint; give another one")
     others = out.is_dir() and any(each.name != DRAFT for each in out.iterdir())
-    ours = (out / MANIFEST).is_file() or (
-        out / DRAFT / MANIFEST
-    ).is_file()  # the latter is left by an interrupted change-over
+    # an interrupted change-over leaves only the manifest of the draft
+    ours = (out / MANIFEST).is_file() or (out / DRAFT / MANIFEST).is_file()
     if others and not ours:
         raise ConfigError(f"out: {out} holds other files; give a new folder, or one of an artifact, which is replaced")
     make_folder(out)

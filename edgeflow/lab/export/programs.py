@@ -53,7 +53,7 @@ EXPORT: dict[str, Export] = {
 def program_of(folder: Path, shapes: ExportShapes) -> tuple[str, ModelProgram]:
     """The family of a checkpoint, and its stages; CheckpointError if it cannot be exported."""
     if read_quantization(folder) is not None:
-        raise CheckpointError(f"model: {folder} is quantised already: export the checkpoint of floats")
+        raise CheckpointError(f"model: {folder} is quantised already: export the float checkpoint")
     family = detected(folder)
     if family is None:
         return read_published(folder).family, chat_program(folder, shapes)

@@ -172,7 +172,7 @@ def _constant(request: ExportRequest, traced: Sequence[Traced], inputs: StageInp
 
 
 def _remarks(request: ExportRequest, count: int, source: str) -> list[str]:
-    steps = "the first step alone" if request.first_step else "all steps"
+    steps = "only the first step" if request.first_step else "all steps"
     found = [f"calibrated on {count} frames of {source}, {steps}"]
     if source == RANDOM:
         found.append("random frames are no calibration for a robot: give recorded ones with --frames")

@@ -111,12 +111,13 @@ def in_child(installed: Path | None) -> Run:
         with TemporaryDirectory(prefix="gpu-suite-") as folder:
             result = Path(folder) / "result.json"
             command = [sys.executable, "-m", "edgeflow.lab.gpu.section_process", json.dumps(asdict(order)), str(result)]
+            # its own session: killing the process group also ends the services that a section started
             child = subprocess.Popen(command, env=environment, start_new_session=True)
             ended = _ended(child, order.ends - started)
             found: Found = json.loads(result.read_text()) if result.exists() else {}
         found["seconds"] = monotonic() - started
         if found.get("status", "running") != "running":
-            return found
+            return found  # also if it was killed afterwards, such as while CUDA shut down
         why = f"ended with code {child.returncode}" if ended else f"stopped after {found['seconds']:.0f} s"
         return {**found, "status": "failed" if ended else "cut off", "error": why}
 

@@ -54,7 +54,7 @@ def fused_linears(config: LlamaConfig) -> dict[str, tuple[int, int]]:
 
 
 def head_in_macros(config: LlamaConfig, group: int) -> MacroShape:
-    """The head as macros; the last block is filled up with zeros."""
+    """The head as macros; the last block is padded with zeros."""
     outputs = -(-config.vocab_size // OUTPUTS) * OUTPUTS
     return MacroShape(outputs, config.hidden_size, group, "lm_head")
 

@@ -41,16 +41,16 @@ def quantize_command(
     work: Callable[[Request, Report], QuantisedCheckpoint]
     if is_policy(request.folder):
         if questions is not None:
-            raise ConfigError(f"questions: are for {EMBEDDED_CHAT}, and {model} is a policy; remove it")
+            raise ConfigError(f"questions: are only for {EMBEDDED_CHAT}; {model} is a policy; remove it")
         if layout == MACRO:
-            raise ConfigError(f"layout: the accelerator runs chat models, and {model} is a policy; remove it")
+            raise ConfigError(f"layout: the accelerator only runs chat models; {model} is a policy; remove it")
         work = partial(quantize_policy, loss=Loss(loss or Loss.ALL.value), kept=keep_frames)
     else:
         for name, given in (("loss", loss), ("keep_frames", keep_frames)):
             if given is not None:
-                raise ConfigError(f"{name}: is for policies, and {model} is a chat model; remove it")
+                raise ConfigError(f"{name}: is only for policies; {model} is a chat model; remove it")
         if questions is not None and not is_embedded(request.folder):
-            raise ConfigError(f"questions: are for {EMBEDDED_CHAT}, and {model} is another chat model; remove it")
+            raise ConfigError(f"questions: are only for {EMBEDDED_CHAT}; {model} is another chat model; remove it")
         work = partial(quantize, questions=questions or QUESTIONS, macros=layout == MACRO)
     with reporting(Console(stderr=True)) as report:
         outcome = work(request, report)

@@ -92,7 +92,7 @@ class QuantisedCheckpoint:
         """Lines to print about the checkpoint."""
         yield f"groups of {self.group}; calibration: {self.calibration}"
         if self.inner != self.stored_inner:
-            yield f"the MLP's width {self.stored_inner} is filled up with zeros to {self.inner}: the same function"
+            yield f"the MLP's width {self.stored_inner} is padded with zeros to {self.inner}: the same function"
         saved = 1 - self.bytes_after / self.bytes_before
         yield f"weights: {_mib(self.bytes_before)} before, {_mib(self.bytes_after)} after ({saved:.1%} smaller)"
         if self.exact is not None:

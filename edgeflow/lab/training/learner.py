@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edgeflow.lab.outputs import writing
 from edgeflow_client.errors import ConfigError
 
-ANEW: Final = "--no-resume begins anew"
+ANEW: Final = "--no-resume starts again"
 _MAX_NORM: Final = 1.0  # largest norm of a gradient
 
 
@@ -87,7 +87,7 @@ def _read_state(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             facts: dict[str, str] = file.metadata() or {}
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} is not the state of a training run: remove it to begin anew") from error
+        raise ConfigError(f"{path} is not the state of a training run: remove it to start again") from error
 
 
 def _others(facts: Mapping[str, str], settings: Mapping[str, str], contents: Mapping[str, str]) -> list[str]:

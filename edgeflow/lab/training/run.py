@@ -58,7 +58,7 @@ def run_training(
         learner.save(state, steps)
     if learner.done_steps < steps:
         how = "the same command" if resume else "the same command without --no-resume"
-        raise Stopped(f"stopped after step {learner.done_steps} of {steps}: {how} goes on from there")
+        raise Stopped(f"stopped after step {learner.done_steps} of {steps}: {how} continues from there")
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
     def take(number: int, _: FrameType | None) -> None:
         came.append(number)
-        restore()
+        restore()  # so that a second signal acts at once, in case the current step hangs
 
     for number in before:
         signal.signal(number, take)

@@ -1,4 +1,4 @@
-"""Visibilities of rows in trials, in addition to those of served passes (kernels/kv/sees.py)."""
+"""Visibilities of rows in trials, in addition to those of served passes (kernels/kv/visibility.py)."""
 
 from __future__ import annotations
 

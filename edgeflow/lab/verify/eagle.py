@@ -181,7 +181,7 @@ class EagleChecks:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundTree:
     """A tree of n rows in the order of its verification, the newest token first. For each row: token, parent, depth,
-    and the rows it sees, as bits (kernels/kv/sees.py).
+    and the rows it sees, as bits (kernels/kv/visibility.py).
     """
 
     tokens: list[int]

@@ -61,7 +61,7 @@ def format_schema(wanted: ResponseFormat | None) -> AnswerSchema:
 
 
 def call_schema(tools: Mapping[int, Tool]) -> AnswerSchema:
-    """The schema of a call of one of these tools: {"name": …, "arguments": {…}}. tools: by their place in the request.
+    """The schema of a call of one of these tools: {"name": …, "arguments": {…}}. tools: by index in the request.
 
     Arguments are an object, whatever else the tool's schema says of them.
     """

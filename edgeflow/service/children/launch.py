@@ -82,7 +82,7 @@ def _remove_abandoned(folder: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """True for a socket on which no process listens, in whatever container it may be."""
+    """True for a socket on which no process listens, in any container."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:

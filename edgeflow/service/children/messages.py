@@ -73,7 +73,7 @@ class Drain:
 
 @dataclass(frozen=True, slots=True)
 class ChatSocket:
-    """Control → chat front: a new socket to the worker, in place of the one before."""
+    """Control → chat front: a new socket to the worker, which replaces the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class ChildFailed:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Child → control: nothing runs any more."""
+    """Child → control: all work is finished."""
 
 
 @dataclass(frozen=True, slots=True)

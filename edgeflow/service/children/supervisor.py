@@ -215,7 +215,7 @@ class ChildSupervisor:
         self._life = None
         await asyncio.sleep(self._backoff_s)
         if self._draining:
-            await asyncio.Event().wait()
+            await asyncio.Event().wait()  # until this task is cancelled: no child follows
         try:
             await self._begin()
             self.restarts += 1

@@ -208,7 +208,7 @@ class ObservationDecoder:
         self._turns = asyncio.Semaphore(threads)
 
     async def begin(self, frame: CheckedFrame, opened: OpenRequest) -> asyncio.Future[tuple[Sealed, int]]:
-        """Wait for a turn and begin: the pixels of the policy's cameras, and how long they took in nanoseconds.
+        """Wait for a turn and begin: the pixels of the policy's cameras, and the nanoseconds of decoding them.
 
         The future fails with RequestError or OSError. Shield it: a thread cannot be stopped, and its turn ends with it.
         """

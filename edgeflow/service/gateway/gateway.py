@@ -1,4 +1,4 @@
-"""The gateway process: HTTP for strangers, apart from the robots' sessions (service/README.md)."""
+"""The gateway process: public HTTP requests, separate from the robots' sessions (service/README.md)."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def spawn(
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
         (os.POSIX_SPAWN_OPEN, STDIN, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_DUP2, STDERR, STDOUT),
-        *((os.POSIX_SPAWN_DUP2, each, each) for each in descriptors),
+        *((os.POSIX_SPAWN_DUP2, each, each) for each in descriptors),  # onto itself: this clears close-on-exec
     ]
     pid = os.posix_spawn(
         sys.executable,

@@ -134,7 +134,7 @@ async def _disconnected(request: Request) -> None:
 
 
 class Middleware:
-    """An ASGI middleware that answers whatever `admit` and the routes raise.
+    """An ASGI middleware that answers every exception of `admit` and the routes.
 
     reader_s: how long a reader may take nothing before its connection is ended.
     """

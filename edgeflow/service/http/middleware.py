@@ -94,7 +94,7 @@ class Hosts:
 
 
 class PublicMiddleware(Middleware):
-    """The middleware of strangers' requests.
+    """The middleware of public requests.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
     loopback. OPEN_PATHS may be called by anyone, under any name of the service.

@@ -155,7 +155,7 @@ def short(name: str) -> str:
 
 
 def place_of(name: str, names: Sequence[str]) -> int | None:
-    """The place of this name, the first of equal ones; else of the only one whose last part is the same."""
+    """The index of this name, the first of equal ones; otherwise of the only name with the same last part."""
     if name in names:
         return names.index(name)
     alike = [place for place, each in enumerate(names) if short(each) == short(name)]
@@ -240,7 +240,7 @@ class _Cameras:
         return None if place is None else self._sent[place]
 
     def _reject_twice(self, found: Sequence[CameraSpec]) -> None:
-        """Reject one camera in place of two, as a configured name and an equal one can have it."""
+        """Reject one camera for two of the policy's, which a configured and an equal name can cause."""
         for need, camera in zip(self._needs, found, strict=True):
             if (first := self._needs[found.index(camera)]) is not need:
                 text = f"camera {camera.name!r} would be the policy's {first.name!r} and its {need.name!r}"

@@ -280,13 +280,14 @@ class Admission:
 
     def _decode_loads(self, sessions: tuple[SessionPlan, ...]) -> list[int]:
         """The decoders' time per second of each session, measured or as planned."""
-        numbers = {id(plan): number for number, plan in self.plans.items()}
+        numbers = {id(plan): number for number, plan in self.plans.items()}  # plans of two robots may be equal
         loads = [(plan, self._decoders.load_ns(numbers.get(id(plan), -1))) for plan in sessions]
         return [plan.decode_load_ns if load_ns is None else load_ns for plan, load_ns in loads]
 
     def _fits(self, plan: SessionPlan, others: tuple[SessionPlan, ...]) -> bool:
         if not others:
             return True
+        # Promises are forecasts at today's pass times; they must also hold once passes use up the headroom.
         alone = forecast(self._times, self._limits, (plan.robot,))[0]
         promised = [*(other.forecast.begun_fps for other in others), alone.begun_fps]
         slower = self._times.scaled(_slowed_percent(self._config.admission_headroom_percent))
@@ -305,7 +306,7 @@ class Admission:
                 field="open.max_action_age_ms",
                 reason=Reason.AGE_UNREACHABLE,
             )
-        highest = max(plan.forecast.fps for plan in allowed)
+        highest = max(plan.forecast.fps for plan in allowed)  # rates within 2 % count as equal
         return sorted(allowed, key=lambda plan: (plan.forecast.fps < SAME_RATE * highest, *_youth(plan)))
 
     def _lowest_age_ns(self, plan: SessionPlan, asked: _PlannedSession) -> int:

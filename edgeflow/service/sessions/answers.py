@@ -178,7 +178,7 @@ class SessionAnswers:
 
     def judge(self, track: SessionFrame, message: FrameResult) -> PendingAnswer | Withheld:
         """The answer to a frame if it is finite, within the limits, and starts no resting robot in mid-motion."""
-        self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)
+        self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)  # also if invalid
         if not message.valid or not within_limits(message.chunk, self._schema):
             text = "the policy's output was not finite or outside the action limits"
             fault = self.invalid.count_invalid()

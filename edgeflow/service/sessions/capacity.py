@@ -163,7 +163,7 @@ class Decoders:
         if share is not None:
             share.cost.observe(share.cameras, took_ns)
             self._cost.observe(share.cameras, took_ns)
-            if self._all_fit:
+            if self._all_fit:  # an estimate that was too low costs nobody anything; under shortage it must not grow
                 share.admitted_ns = max(share.admitted_ns, share.taken_ns)
 
     def allowance_ns(self, number: int) -> int | None:

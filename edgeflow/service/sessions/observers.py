@@ -1,7 +1,7 @@
-"""Observers of sessions: metrics and the log are two, probes of the fault tests are others.
+"""Observers of sessions: metrics, the log, and probes of the fault tests.
 
-They are called on the event loop with immutable values, and must return at once. Metrics have their own registry;
-their labels are bounded: never a session or a robot.
+They are called on the event loop with immutable values, and must return at once. Metrics have their own registry, and
+bounded labels: never a session or a robot.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class OpenedSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedFrame:
-    """A frame in order with valid contents, whatever its session does with it."""
+    """A frame in order with valid contents. Its session may still drop it."""
 
     session: int
     frame: CheckedFrame
     gap_ns: int
-    """Time since the session's frame before that was in order and valid; 0 for the first."""
+    """Time since the session's last frame in order with valid contents; 0 for the first."""
     unknown_chunk: bool
     """The robot reports that it executes a chunk that it was never sent."""
     late_chunk: bool
@@ -60,7 +60,7 @@ class ObservedFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClosedSession:
-    """A session whose stream is gone."""
+    """A session that was closed with its stream."""
 
     number: int
     epoch: int
@@ -68,7 +68,7 @@ class ClosedSession:
 
 
 class SessionObserver:
-    """Sees what happens to every session; by default it does nothing about it."""
+    """Receives the events of all sessions; every method does nothing by default."""
 
     def opened(self, session: OpenedSession) -> None:
         """A session was opened."""
@@ -80,7 +80,7 @@ class SessionObserver:
         """The robot was sent an action."""
 
     def notified(self, session: int, event: Event) -> None:
-        """The robot was sent anything else: the outcome of a frame, a notice, HOLD or STOP."""
+        """The robot was sent something else: the outcome of a frame, a notice, HOLD or STOP."""
 
     def closed(self, session: ClosedSession) -> None:
         """A session was closed."""
@@ -101,7 +101,7 @@ class Observers(SessionObserver):
             each.observed(frame)
 
     def sent(self, session: int, event: Event) -> None:
-        """Report an event as an answer or as anything else."""
+        """Report an event with `answered` or `notified`."""
         if isinstance(event, ActionEvent) and event.command is Command.ACT:
             for each in self._observers:
                 each.answered(session, event)
@@ -248,7 +248,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
         self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
         self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
-        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not settled")
+        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not verified")
         self.sessions = self._gauge("sessions", "Open sessions")
         self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
         self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
@@ -292,6 +292,6 @@ class Metrics(ProcessMetrics, SessionObserver):
 
 
 def _beyond_a_limit(event: StatusEvent) -> bool:
-    """True for a message above a limit of its size or number; a rate is not one."""
+    """True for a message above a limit of size or number; rates do not count."""
     above = event.code == "RESOURCE_EXHAUSTED" or event.reason.endswith(("_TOO_LARGE", "_TOO_LONG"))
     return above and event.reason != Reason.RATE_EXCEEDED

@@ -1,4 +1,4 @@
-"""The control plane: admits sessions, keeps them, and routes messages between them and the worker.
+"""The control plane: admits sessions, owns them, and routes messages between them and the worker.
 
 `act_once` answers a single observation, in a session of one frame.
 """
@@ -52,7 +52,7 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
 
 TICK_S = 0.02
-MOST_SINGLES = 64  # single actions at once
+MOST_SINGLES = 64  # single actions at the same time
 
 
 class ControlPlane:
@@ -72,7 +72,7 @@ class ControlPlane:
     ) -> None:
         self.config = config
         self.worker: WorkerReady | None = None
-        self.newest_worker: WorkerReady | None = None  # also while it is replaced
+        self.newest_worker: WorkerReady | None = None  # kept while the worker is replaced
         self._port = port
         self._pool = pool
         start_threads(pool, config.decode_threads)
@@ -98,7 +98,7 @@ class ControlPlane:
         self._all_closed = asyncio.Event()
 
     async def open(self, request: OpenRequest, caller: Caller, *, single: bool = False) -> SessionRunner:
-        """Open a session; a typed RequestError if it is rejected. single: for one frame."""
+        """Open a session; a typed RequestError if it is rejected. single: a session of one frame."""
         number = self._admit(caller)
         limit_ms = self.config.max_action_age_ms
         if request.max_action_age_ns is None and limit_ms:
@@ -119,7 +119,7 @@ class ControlPlane:
             raise
 
     def matched(self, request: OpenRequest) -> OpenRequest:
-        """The request with what the policy gets of it."""
+        """The request with the cameras and state values that the policy gets."""
         if self.worker is None:
             raise no_worker()
         with self._metrics.rejections():
@@ -132,7 +132,7 @@ class ControlPlane:
         try:
             self._port.send(open_session(number, 1, request, plan, request.instruction))
             answer: SessionOpened = await opened
-            if self.worker is not worker:
+            if self.worker is not worker:  # replaced meanwhile: the ring was in the lost one
                 raise no_worker()
             check_chunks(request, answer.schema)
         except BaseException:
@@ -175,7 +175,7 @@ class ControlPlane:
     # Messages of the worker.
 
     def worker_ready(self, ready: WorkerReady) -> None:
-        """A worker is ready: hand it the open sessions. ConfigError if it has not what the configuration names."""
+        """A worker is ready: give it the open sessions. ConfigError if the configuration does not fit its policy."""
         for front, dialect in self.config.frontends.dialects.items():
             if dialect.rows > (horizon := ready.schema.horizon):
                 text = f"the policy answers with {horizon} action{'s' * (horizon > 1)}: clients cannot execute more"
@@ -209,16 +209,16 @@ class ControlPlane:
                 self._planner.observe(message)
 
     def worker_writable(self) -> None:
-        """Frames can be sent again; the session that waited longest goes first."""
+        """Frames can be sent again; sessions take turns."""
         for number in list(self._runners):
             if not self._port.writable:
                 return
             runner = self._runners.pop(number)
-            self._runners[number] = runner
+            self._runners[number] = runner  # at the end: the next call starts with another session
             runner.pump()
 
     def worker_lost(self) -> None:
-        """Every robot gets HOLD; every session is kept."""
+        """Every robot gets HOLD; all sessions stay open."""
         self.worker = None
         self._planner.worker_lost()
         for future in self._opening.values():
@@ -231,7 +231,7 @@ class ControlPlane:
     # Calls of the service.
 
     def tick(self) -> None:
-        """Check silence and age of every session; sessions parked in a silence give up their place."""
+        """Check silence and age of every session; parked sessions release their capacity."""
         now_ns = self._clock.now_ns()
         self._planner.tick()
         for number, runner in self._runners.items():
@@ -241,7 +241,7 @@ class ControlPlane:
                 self._release(number)
 
     async def drain(self, timeout_ms: int) -> None:
-        """Reject new sessions; open ones finish their frames in flight, or are ended at the timeout."""
+        """Reject new sessions; open ones finish their frames in flight, or end at the timeout."""
         self._draining = True
         for runner in list(self._runners.values()):
             runner.session.drain(timeout_ms)
@@ -264,21 +264,21 @@ class ControlPlane:
                 runner.end(End("UNAUTHENTICATED", Reason.REVOKED, "the token no longer permits this"))
 
     def fault(self) -> None:
-        """No worker can be started any more: end every session with STOP."""
+        """No more workers can be started: end every session with STOP."""
         self.end_all(End("UNAVAILABLE", Reason.FAULT, "no worker can be started", Command.STOP))
 
     def _alone(self, runner: SessionRunner) -> bool:
-        """True if no other session is active: what one robot sends above its declared rate takes nobody's device."""
+        """True if no other session is active, so that a robot above its declared rate takes nothing from others."""
         return not any(other.session.active for other in self._runners.values() if other is not runner)
 
     def _want_ring(self, runner: SessionRunner) -> None:
-        """A parked robot is back and its frame waits: admit it again."""
+        """A parked robot is back, and its frame waits: admit it again."""
         number = runner.session.number
         if number in self._runners and number not in self._returning:
             self._returning[number] = asyncio.create_task(self._readmit(number, runner), name="readmit")
 
     async def _readmit(self, number: int, runner: SessionRunner) -> None:
-        """Give a parked session its place and slots again, or tell it why not; its next frame tries again."""
+        """Give a parked session its capacity and slots again, or the reason why not; its next frame tries again."""
         try:
             self._capacity.reclaim(number)
             plan = await self._planner.plan(number, runner.session.request)
@@ -301,7 +301,7 @@ class ControlPlane:
             self._end_surplus()
 
     def _end_surplus(self) -> None:
-        """End the session that has been parked longest where too many are."""
+        """End the session that has been parked for longest, if too many are."""
         runner = self._runners.get(self._capacity.surplus or 0)
         if runner is not None:
             text = "the robot was silent, and too many others are"
@@ -373,7 +373,7 @@ async def act_once(
     """The action for a single checked frame; raises RequestErrors.
 
     Without a mode, and in mode auto, it is serial: no frame before it has tokens to draft from.
-    received_ns: when the frame reached this machine, on the monotonic clock; None = now. forced: faults for tests.
+    received_ns: arrival of the frame on this machine's monotonic clock; None = now. forced: faults for tests.
     """
     mode = Mode.SERIAL if opened.mode in (None, Mode.AUTO) else opened.mode
     runner = await plane.open(replace(opened, mode=mode), caller, single=True)

@@ -49,7 +49,7 @@ class StampPace:
         self._advanced = self._advanced or went_ns > 0
         if self._kept_up and not went_ns:
             return
-        behind_ns = min(passed_ns, STEP_NS) - 2 * went_ns
+        behind_ns = min(passed_ns, STEP_NS) - 2 * went_ns  # a clock may run at half of real time
         self._behind_ns = min(max(self._behind_ns + behind_ns, 0), SLOW_NS)
         self._slow_frames += behind_ns > 0
         self._quick_frames += behind_ns <= 0

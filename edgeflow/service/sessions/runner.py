@@ -1,4 +1,4 @@
-"""The driver of a session: connects the state machine to the decoder threads, the worker's socket and the stream."""
+"""The driver of a session: it connects the state machine to decoder threads, the worker's socket and the stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from edgeflow_client.errors import RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Mode
 
-MAX_ELSEWHERE_NS = 10_000_000_000  # that a frame may have spent in another process of this machine
+MAX_ELSEWHERE_NS = 10_000_000_000  # the most that a frame may have waited in another process
 
 
 class WorkerPort(Protocol):
@@ -75,10 +75,11 @@ class SessionRunner:
     ) -> None:
         """Check the order of a frame and then its contents; offer it, or reject it.
 
-        contents: the checked frame, or a RequestError. received_ns: when it reached this machine, so that time spent
-        elsewhere counts in its age; None = now.
+        contents: returns the checked frame, or raises a RequestError. received_ns: its arrival on this machine, so that
+        time in another process counts in its age; None = now.
         """
         now_ns = self._clock.now_ns()
+        # The time comes from another process, and counts only within what is plausible.
         since_ns = now_ns if received_ns is None else min(max(received_ns, now_ns - MAX_ELSEWHERE_NS), now_ns)
         try:
             self.session.admit(seq, stamp_ns, now_ns, since_ns)
@@ -93,7 +94,7 @@ class SessionRunner:
         self.pump()
 
     def reject(self, seq: int, error: RequestError) -> None:
-        """Answer a frame, or with seq 0 a message that is not one, with an error; too many of them end the session."""
+        """Answer a frame with an error, or another message with seq 0; too many of them end the session."""
         self.session.reject(seq, error, self._clock.now_ns())
         self.pump()
 
@@ -113,7 +114,7 @@ class SessionRunner:
         self.pump()
 
     def change_plan(self, plan: SessionPlan) -> None:
-        """Adopt a new plan: another pace from the next frame on, or only another forecast."""
+        """Adopt a new plan: another pace from the next frame on, or just another forecast."""
         if self._replace_plan(plan):
             self._port.send(ChangePace(self.session.number, plan.pace))
             self.pump()
@@ -129,7 +130,7 @@ class SessionRunner:
         self._port.send(open_session(self.session.number, self.session.epoch, self.session.request, self.plan))
 
     def pump(self) -> None:
-        """Advance everything that can: commands, frames to the worker, frames to the decoder, events to the stream."""
+        """Advance everything that can advance: commands, frames to the worker and the decoder, events to the stream."""
         session = self.session
         while session.commands:
             self._port.send(session.commands.popleft())
@@ -154,7 +155,7 @@ class SessionRunner:
         return self.take_events()
 
     def take_events(self) -> list[Event]:
-        """Take the pending events. Observers see them at the next call, so that they do not delay the robot."""
+        """Take the pending events. Observers see them at the next call, so as not to delay the robot."""
         self._report_taken()
         self._taken = self.session.take(self._clock.now_ns())
         return self._taken
@@ -165,7 +166,7 @@ class SessionRunner:
             self._observers.sent(self.session.number, event)
 
     def _take_turn(self, turn_ns: int, now_ns: int) -> None:
-        """Decode the waiting frame, or come back when it has its turn."""
+        """Decode the waiting frame, or set a timer for its turn."""
         frame = self.session.start_decoding(now_ns, alone=turn_ns > now_ns and self._alone(self))
         if self._turn is not None:
             self._turn.cancel()
@@ -213,7 +214,7 @@ class SessionRunner:
         self.pump()
 
     def _replace_plan(self, plan: SessionPlan) -> bool:
-        """Adopt a plan; True if the pace changed, of which the robot is notified."""
+        """Adopt a plan; True if the pace changed. The robot is then notified."""
         before = self.plan.pace
         self._adopt(plan)
         if plan.pace == before:
@@ -226,7 +227,7 @@ class SessionRunner:
         self.session.speculation = plan.pace.speculation
 
     def _seen(self, frame: CheckedFrame, gap_ns: int) -> ObservedFrame:
-        """The frame as observers see it, with what its reports of chunks amount to."""
+        """The frame for observers, with checks of the chunks that it reports."""
         playing, arrived, answers = frame.playing, frame.arrived, self.session.answers
         return ObservedFrame(
             session=self.session.number,
@@ -240,7 +241,7 @@ class SessionRunner:
 def open_session(
     number: int, epoch: int, request: OpenRequest, plan: SessionPlan, instruction: str = ""
 ) -> OpenSession:
-    """The message that opens a session at the worker. instruction: checked there, not stored."""
+    """The message that opens a session in the worker. instruction: checked there, but not stored."""
     return OpenSession(
         session=number,
         epoch=epoch,
@@ -255,14 +256,14 @@ def open_session(
 
 
 def _patience_ns(request: OpenRequest, mode: Mode) -> int:
-    """The age beyond which the worker may give frames that draft up; 0 = none, or there never are any."""
+    """The age after which the worker may give up frames with drafts; 0 = never, or no drafts."""
     if request.max_action_age_ns is None or mode not in (Mode.SPECULATIVE, Mode.AUTO):
         return 0
     return max(request.max_action_age_ns - OVERHEAD_NS, 1)
 
 
 def _timed_decode(frame: CheckedFrame, opened: OpenRequest) -> tuple[Payloads | RequestError, int, int]:
-    """Decode a frame, in a decoder thread, and measure time and processor time. A rejection is returned, so that only
+    """Decode a frame, in a decoder thread, and measure time and processor time. An error is returned, so that only
     bugs are raised.
     """
     started_ns, thread_ns = time.perf_counter_ns(), time.thread_time_ns()

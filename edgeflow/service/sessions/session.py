@@ -211,7 +211,7 @@ class Session:
         """Take an action if it is finite, within the limits and from this epoch; otherwise HOLD."""
         if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
-        self._proven_instruction = self.instruction
+        self._proven_instruction = self.instruction  # an answer proves that its tokens fit
         answer = self.answers.judge(track, message)
         if isinstance(answer, PendingAnswer):
             self._frames.act(answer)
@@ -246,7 +246,7 @@ class Session:
         if self.ended is not None:
             return
         self._ring, self._lost = RingState.FREED if self.parked else RingState.LOST, True
-        self.commands.clear()
+        self.commands.clear()  # they were for the lost worker
         text = "the worker process was lost and is being replaced"
         self._frames.drop_all("UNAVAILABLE", Reason.WORKER_LOST, text)
         self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))

@@ -183,7 +183,7 @@ class Workers:
 
 def _has_reported(sock: socket.socket) -> bool:
     try:
-        return bool(sock.recv(4096, socket.MSG_DONTWAIT))
+        return bool(sock.recv(4096, socket.MSG_DONTWAIT))  # StandingBy is its only message
     except OSError:
         return False
 

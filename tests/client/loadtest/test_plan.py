@@ -239,7 +239,7 @@ def test_recorded_frames_keep_their_order_and_are_resized(tmp_path):
     assert all(before != after for before, after in pairwise(frames))
 
 
-def test_a_folder_without_good_images_is_refused(tmp_path):
+def test_a_folder_without_good_images_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="has no"):
         frames_for((CAMERA,), tmp_path, 4, seed=0)
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 not an image")

@@ -149,7 +149,7 @@ async def test_without_a_service_the_test_cannot_run():
         await run.measure(stop)
 
 
-async def test_a_refusal_names_the_field(checkpoint):
+async def test_a_rejection_names_the_field(checkpoint):
     async with serving(checkpoint) as served:
         session = replace(PLAN.session, control_period_s=0.001)
         run, stop = running(plan_for(served, session=session))
@@ -157,7 +157,7 @@ async def test_a_refusal_names_the_field(checkpoint):
             await run.measure(stop)
 
 
-async def test_a_refusal_of_what_robots_send_names_the_options(checkpoint):
+async def test_a_rejection_of_what_robots_send_names_the_options(checkpoint):
     async with serving(checkpoint, wide_script()) as served:
         run, stop = running(plan_for(served))
         with pytest.raises(StartError, match=r"open\.cameras.*--cameras NAME:WxH.*--state NAME:SIZE"):

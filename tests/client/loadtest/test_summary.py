@@ -103,7 +103,7 @@ def test_passes_overtaken_frames_and_unverified_tokens_are_reported():
     assert (total.frames.unsettled, total.frames.shares["unsettled_share"]) == (1, 1 / 4)
     results = results_of(run, {})
     assert "passes per action: mean 3.00, p50 2.00, max 7.00; frames overtaken: 37.5 %" in shown(results)
-    assert "actions with unsettled tokens: 25.0 %" in shown(results)
+    assert "actions with unverified tokens: 25.0 %" in shown(results)
     content = json.loads(results_json(results))["total"]
     assert (content["passes"]["max"], content["frames"]["overtaken_share"]) == (7.0, 3 / 8)
     assert (content["frames"]["unsettled"], content["frames"]["unsettled_share"]) == (1, 1 / 4)

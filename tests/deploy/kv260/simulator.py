@@ -25,7 +25,7 @@ def lacking(*programs: str) -> str:
 
 
 def too_old(program: str, option: str, oldest: str) -> str:
-    """What is wrong with the version that a program states, in words; empty where it is `oldest` or newer."""
+    """The problem with the version that a program states, in words; empty if it is `oldest` or newer."""
     stated = subprocess.run([program, option], capture_output=True, text=True, timeout=60).stdout.strip()
     found = re.match(r"\w+ (\d+)\.(\d+)", stated)
     if found and tuple(map(int, found.groups())) >= tuple(map(int, oldest.split("."))):

@@ -71,8 +71,9 @@ def test_linears_are_the_models_to_the_last_bit(accelerator: Path, pauses: Pause
 
 @pytest.mark.parametrize("pauses", PAUSES, ids=str)
 def test_data_offered_early_is_accepted_in_its_turn(accelerator: Path, pauses: Pauses):
-    """Offered before a linear has left, or even begun, the next activations come behind its last sums, and the next
-    weights behind the activations."""
+    """Offered before a linear has left, or even started, the next activations come after its last sums, and the next
+    weights after the activations.
+    """
     pairs = list(itertools.pairwise(simulate(accelerator, several(), pauses)))
     for before, after in pairs:
         used = after.weights.last > 0

@@ -47,7 +47,7 @@ class EpisodeFrame:
     state: Vector
     """`[7]`."""
     left: Rows | None = None
-    """`[n, 7]`, rows of the chunk being played from this moment on, of which the first `delay` are played before the
+    """`[n, 7]`, rows of the chunk in execution from this moment on; the first `delay` are executed before the
     answer arrives; None = not conditioned.
     """
     delay: int = 0

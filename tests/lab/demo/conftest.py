@@ -1,4 +1,4 @@
-"""What tests of the demonstrations' training share."""
+"""Fixtures for tests of the demonstrations' training."""
 
 from __future__ import annotations
 

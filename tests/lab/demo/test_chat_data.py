@@ -41,7 +41,7 @@ def drawn(count, **options):
 
 
 def answers(topic, state=STATE, draws=200):
-    """What a topic asks of a state, with the answers."""
+    """The questions of a topic about a state, with the answers."""
     source = StateSource(random.Random(0), held_out=False)
     found = [TOPICS[topic].find(state, source) for _ in range(draws)]
     return {each.subject: each.answer for each in found if each}

@@ -1,4 +1,4 @@
-"""`edgeflow demo`, whole, through the command line: a service of its own, the modes of its policy, the report."""
+"""`edgeflow demo`, whole, through the command line: a separate service, the modes of its policy, the report."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_demonstration_runs_to_its_end(options, expected, tmp_path):
     ],
 )
 def test_a_checkpoint_of_another_kind_than_is_named_is_rejected(kind, directory, named, tmp_path):
-    with pytest.raises(ConfigError, match=rf"^policy: .* is of the family {named}, and not of the kind"):
+    with pytest.raises(ConfigError, match=rf"^policy: .* is of the family {named}, not of the kind"):
         demo("--model", str(directory), "--policy", kind, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 

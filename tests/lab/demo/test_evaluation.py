@@ -1,4 +1,4 @@
-"""The figures of a condition, its name, and what eval-demo refuses."""
+"""The figures of a condition, its name, and the options that eval-demo rejects."""
 
 from __future__ import annotations
 

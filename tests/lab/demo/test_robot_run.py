@@ -34,7 +34,7 @@ def at(x: float) -> Pose:
 
 
 class StubWorld:
-    """Ends an episode after 50 ms of its own time; notes what it is told."""
+    """Ends an episode after 50 ms of simulated time; notes the commands that it receives."""
 
     instruction = "grasp"
     aperture = 1.0

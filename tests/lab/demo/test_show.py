@@ -1,4 +1,4 @@
-"""What the demonstration shows and writes."""
+"""The pictures and texts of the demonstration."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_the_best_mode_finished_most_tasks_and_the_sentence_says_how_its_actions
     sentence = verdict((*RUNS, speculative))
     assert sentence.startswith("speculative is best here: it finished 30 of 30 tasks in 6 s per mode")
     assert "serial 9 of 10 tasks, pipelined 9 of 10 tasks" in sentence
-    assert "more frequent and about as old compared with serial's (45 ms old, 25.0 per second)" in sentence
-    assert "younger but less frequent compared with pipelined's (150 ms old, 50.0 per second)" in sentence
+    assert "more frequent and about as fresh compared with serial's (45 ms latency, 25.0 per second)" in sentence
+    assert "fresher but less frequent compared with pipelined's (150 ms latency, 50.0 per second)" in sentence
     assert "does not differ significantly from serial's and pipelined's" in sentence
     assert sentence.endswith(".") and ". " not in sentence, "one sentence"
 
@@ -115,7 +115,7 @@ def test_speculative_may_lose():
     runs = (run(Mode.SERIAL, 40, 45, 12, 0), run(Mode.SPECULATIVE, 80, 90, 1, 11))
     sentence = verdict(runs)
     assert sentence.startswith("serial is best here: it finished 12 of 12 tasks")
-    assert "younger and more frequent compared with speculative's" in sentence
+    assert "fresher and more frequent compared with speculative's" in sentence
     assert "significantly" not in sentence
 
 
@@ -149,7 +149,7 @@ def test_a_mode_without_actions_is_reported():
     silent = run(Mode.PIPELINED, 10_000_000, 45, 0, 1)
     silent = replace(silent, summary=RunRecorder().summary(0), passes=np.zeros(0))
     sentence = verdict((RUNS[0], silent))
-    assert "the only ones beside pipelined, which gave none" in sentence
+    assert "the only ones beside pipelined, which had none" in sentence
 
 
 def test_the_table_has_a_line_for_each_mode():

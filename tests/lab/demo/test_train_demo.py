@@ -1,4 +1,4 @@
-"""`edgeflow train-demo`: the options that it refuses before anything is trained."""
+"""`edgeflow train-demo`: the options that it rejects before anything is trained."""
 
 from __future__ import annotations
 

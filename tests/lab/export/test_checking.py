@@ -27,7 +27,7 @@ def stage(scale: float) -> StageGraph:
 
 @pytest.mark.parametrize(("scale", "finite"), [(1.0, True), (-1.0, False)])
 def test_every_output_counts(tmp_path: Path, scale: float, finite: bool):
-    """Also where it is not a number behind one that is exact."""
+    """Also where it is not a number after one that is exact."""
     made = stage(scale)
     ir.save(to_onnx(trace(made)), tmp_path / "step.onnx")
     error = error_of(tmp_path / "step.onnx", made)

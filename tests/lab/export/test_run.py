@@ -1,4 +1,4 @@
-"""`edgeflow export` of a small checkpoint: graphs, shared weights, manifest, and what is refused."""
+"""`edgeflow export` of a small checkpoint: graphs, shared weights, manifest, and rejections."""
 
 from __future__ import annotations
 

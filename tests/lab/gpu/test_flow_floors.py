@@ -22,12 +22,12 @@ CPU = torch.device("cpu")
 
 
 def packed_flops(x: tuple[int, ...], weight: tuple[int, ...], *_: Any, **__: Any) -> int:
-    """Of oneDNN's linear."""
+    """FLOPs of oneDNN's linear."""
     return 2 * math.prod(x) * weight[0]
 
 
 def attention_flops(q: tuple[int, ...], k: tuple[int, ...], *_: Any, **__: Any) -> int:
-    """Of torch's attention on a CPU."""
+    """FLOPs of torch's attention on a CPU."""
     return 4 * math.prod(q) * k[2]
 
 

@@ -34,7 +34,7 @@ ARGUMENTS = ("--device", "cpu", "--size", "tiny", "--frames", "12")
 
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch):
-    """The small problems of all operators take half a minute in all dtypes; they have tests of their own."""
+    """The small problems of all operators take half a minute in all dtypes; they have separate tests."""
     monkeypatch.setattr(kernel_checks, "FLOATS", (torch.float32,))
     monkeypatch.setattr(int4, "CALLS", 1)
     monkeypatch.setattr(int4, "last_level_cache", lambda _: 0)
@@ -59,7 +59,7 @@ def written(folder: Path) -> tuple[dict, str]:
 
 
 def found_by(folder: Path, *names: str) -> dict[str, dict]:
-    """What these sections find, which all end well and are in the report."""
+    """The findings of these sections, which all end well and are in the report."""
     code, results, text = run(folder, "--minutes", "60", "--sections", *names)
     assert {name: section["status"] for name, section in results["sections"].items()} == dict.fromkeys(names, "ok")
     assert code == 0 and all(f"## {name}" in text for name in names)

@@ -1,4 +1,4 @@
-"""What is read out of a profiler's trace, on a trace written by hand."""
+"""Findings from a profiler's trace, on a trace written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What scripts/gpu-wheels carries: everything the service imports, and nothing that the machine has."""
+"""The wheels of scripts/gpu-wheels: everything the service imports, and nothing that the machine has."""
 
 from __future__ import annotations
 

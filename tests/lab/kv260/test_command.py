@@ -46,7 +46,7 @@ def test_a_checkpoint_runs_from_its_macro_file(checkpoint: Path, tmp_path: Path)
 
 
 def test_weights_of_another_model_give_exit_code_1(checkpoint: Path, tmp_path: Path):
-    """Of the same sizes and configuration: only its tokens show it."""
+    """A checkpoint of the same sizes and configuration: only its tokens differ."""
     other = write_awq_checkpoint(tmp_path / "other", seed=8)
     write_macro(other, tmp_path / "macros")
     asked = [str(checkpoint), "--prompt", "hello", "--tokens", "8", "--macros", str(tmp_path / "macros")]

@@ -1,4 +1,4 @@
-"""Macro files: written from a checkpoint, read back exactly, refused where they are not what they say."""
+"""Macro files: written from a checkpoint, read back exactly, and rejected if damaged."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_the_choices_are_printed(tmp_path: Path, text: Path):
     )
     assert open_macro(tmp_path / "out").plan.linears.keys() == {f"model.layers.0.{linear}" for linear in LINEARS}
     assert "groups of 64" in printed
-    assert f"width 100 is filled up with zeros to {INNER}" in printed
+    assert f"width 100 is padded with zeros to {INNER}" in printed
     assert "MiB before" in printed
 
 
@@ -75,7 +75,7 @@ def test_an_unknown_model_is_rejected_with_those_that_are_embedded(tmp_path: Pat
     [
         (("--group", 48), "must be one of 32, 64, 128, got 48"),
         (("--calibration", "absent.txt"), "cannot read absent.txt: No such file"),
-        (("--questions", 3), "questions: are for demo-chat, and .* is another chat model"),
+        (("--questions", 3), "questions: are only for demo-chat; .* is another chat model"),
         (("--group", 128), "64 are not multiples of a group of 128"),
     ],
 )

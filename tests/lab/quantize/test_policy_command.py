@@ -30,10 +30,10 @@ def test_a_policy_becomes_a_checkpoint_with_a_report(tmp_path: Path):
 @pytest.mark.parametrize(
     ("model", "options", "named"),
     [
-        ("demo-chat", ["--loss", "actions"], "loss: is for policies"),
-        ("demo-chat", ["--keep-frames", "FILE"], "keep_frames: is for policies"),
-        ("demo", ["--questions", "3"], "questions: are for demo-chat"),
-        ("demo", ["--layout", "awq-macro"], "layout: the accelerator runs chat models"),
+        ("demo-chat", ["--loss", "actions"], "loss: is only for policies"),
+        ("demo-chat", ["--keep-frames", "FILE"], "keep_frames: is only for policies"),
+        ("demo", ["--questions", "3"], "questions: are only for demo-chat"),
+        ("demo", ["--layout", "awq-macro"], "layout: the accelerator only runs chat models"),
         ("demo-flow", ["--loss", "actions"], "loss: actions counts the rows that give action tokens"),
     ],
 )

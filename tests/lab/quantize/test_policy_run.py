@@ -92,7 +92,7 @@ def held_out(folder: Path, source: Path, checkpoint_of: Path) -> ServedPolicy:
 
 @torch.inference_mode()
 def test_what_is_served_has_the_figures_of_the_report(run: tuple[str, Path, Path, QuantisedCheckpoint]):
-    """Of chunks the report compares what is served; of tokens, the decoder that serves gives the same logits."""
+    """For chunks the report compares the served ones; for tokens, the decoder that serves gives the same logits."""
     kind, source, out, outcome = run
     floats, four = (held_out(out.parent, source, each) for each in (source, out))
     if kind != "openvla":

@@ -1,4 +1,4 @@
-"""Numbers that float16 cannot hold are refused by their published names, before the work that they would waste."""
+"""Numbers that do not fit into float16 are rejected by their published names, before any work is wasted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgeflow train-gate` from a checkpoint and files of texts to a gate, and what it refuses."""
+"""`edgeflow train-gate` from a checkpoint and files of texts to a gate, and its rejections."""
 
 from __future__ import annotations
 
@@ -169,9 +169,9 @@ def test_a_state_of_other_options_is_rejected_by_their_names(model: Path, data: 
     run(model, data, tmp_path, "--steps", "1")
     error = refused(str(model), *files, *SIZES, "--segment", "15", "--batch-tokens", "99", "--steps", "2")
     assert "segment is 15, was 16; batch-tokens is 99, was 8192; steps is 2, was 1" in str(error)
-    assert "--no-resume begins anew, or choose another --out" in str(error)
+    assert "--no-resume starts again, or choose another --out" in str(error)
     done = CliRunner().invoke(app, ["train-gate", str(model), *files, *SIZES, "--steps", "1"])
-    assert "after 1 step: already finished, --no-resume begins anew" in done.stdout
+    assert "after 1 step: already finished, --no-resume starts again" in done.stdout
 
 
 def test_a_folder_that_cannot_be_written_to_is_rejected_before_the_data_is_read(tmp_path: Path):

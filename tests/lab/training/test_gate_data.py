@@ -1,4 +1,4 @@
-"""Training texts: the tokens that are learned, the lines that are refused, and the batches that they form."""
+"""Training texts: the learned tokens, the rejected lines, and the batches."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_resumed_run_gives_the_gate_of_a_run_without_a_pause(base: PlainBase, 
 @pytest.mark.parametrize(
     "plan, settings, message",
     [
-        (GatePlan(steps=1, seed=1), {"lr": "0.005"}, r"\(seed is 1, was 0\): --no-resume begins anew, or choose"),
+        (GatePlan(steps=1, seed=1), {"lr": "0.005"}, r"\(seed is 1, was 0\): --no-resume starts again, or choose"),
         (GatePlan(steps=1), {"lr": "0.1"}, r"\(lr is 0\.1, was 0\.005\)"),
         (GatePlan(steps=6), {"lr": "0.005", "sink": "3"}, r"\(sink is 3, was not stated; steps is 6, was 1\)"),
     ],
@@ -160,7 +160,7 @@ def test_a_run_that_is_stopped_keeps_its_state(base: PlainBase, tmp_path: Path, 
         return step()
 
     trainer.step = signalled  # type: ignore[method-assign]
-    with pytest.raises(Stopped, match="stopped after step 3 of 5: the same command goes on from there"):
+    with pytest.raises(Stopped, match="stopped after step 3 of 5: the same command continues from there"):
         run(trainer, 5, state, resume=True)
     assert signal.getsignal(number) is before
     rest = trainer_of(base, plan)

@@ -75,7 +75,7 @@ def worst_of(
 
 
 def fails(cases: list[TrialCase], function: Callable, dtype: torch.dtype) -> bool:
-    """True where a case tells the function from a right one by far; the cases behind it are not run."""
+    """True if a case clearly separates the function from a correct one; later cases are not run then."""
     return any(share(case, function, dtype) > 1.5 for case in cases)
 
 
@@ -144,7 +144,7 @@ def test_eight_bits_must_be_eight(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("format", "bound"), [(Int8Weight, linear.Int8), (Fp8Weight, Fp8Emulated)])
 def test_a_weight_with_the_scale_of_another_output_fails(format, bound, dtype):
-    """Of the next output; of a single one there is no other."""
+    """The scale of the next output; a single output has no other."""
 
     def wrong(weight, bias):
         eight = format.of(weight.values)

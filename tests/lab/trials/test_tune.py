@@ -139,7 +139,7 @@ def test_check_reports_wrong_and_slower_choices(work):
 
 
 def test_an_entry_of_the_tuner_serves_its_shape():
-    """What was tuned for a shape is what a lookup of that shape finds."""
+    """A lookup of a shape finds the choice that was tuned for it."""
     case = cases.packed_attention([Span(0, 0, 5), Span(1, 7, 1)], Heads(2, 2, 8))
     tuned = Tuner(table=built_in_table(), model_name="llama", device=CPU, dtype=torch.float32, samples=1)
     table = built_in_table().overlaid(TableEntry(tuned.key(case), "naive_gather"))

@@ -1,4 +1,4 @@
-"""What tests of the tuner share."""
+"""Fixtures for tests of the tuner."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_what_is_tuned_for_a_quantised_model_serves_it(earlier: tuple[str, ...],
 
 
 def test_the_tuner_takes_the_dtype_in_which_the_service_computes(tmp_path: Path, monkeypatch):
-    """Whether or not this CPU multiplies bfloat16."""
+    """On a CPU that multiplies bfloat16, and on one that does not."""
     chat, cpu = write_chat(tmp_path, tied=True), Hardware("cpu")
     config = json.loads((chat / "config.json").read_text())
     (chat / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))

@@ -90,7 +90,7 @@ class _Tree:
 
 
 def write_bundle(folder: FilePath) -> FilePath:
-    """A run behind each prompt, in a folder that is made."""
+    """A run after each prompt, in a new folder."""
     tensors = random_tensors(HEADS)
     (folder / BASE).mkdir(parents=True)
     entries = {**{name: value for name, value in asdict(TEXTS).items() if name != "rope"}, "model_type": "llama"}

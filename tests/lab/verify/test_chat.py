@@ -88,7 +88,7 @@ def test_kv_of_fewer_bits_is_within_its_bounds_and_one_answer_in_every_mode(name
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """A bundle of our own, its answers from transformers' own generation."""
+    """A bundle with answers from transformers' generation."""
     directory = tmp_path_factory.mktemp("recorded")
     theirs = write_chat_checkpoint(directory, "qwen2")
     prompt = "put the carrot on"

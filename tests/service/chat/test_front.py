@@ -213,7 +213,7 @@ async def test_a_changed_prefix_is_kept_for_its_successor(text_model: Loaded, tm
         }
 
 
-async def test_a_lost_worker_ends_its_answers_and_the_next_one_serves(text_model: Loaded, tmp_path: Path):
+async def test_a_lost_worker_ends_its_answers_and_the_next_one_continues(text_model: Loaded, tmp_path: Path):
     async with alone(text_model, tmp_path) as (http, made):
         made.silent = True
         asking = asyncio.create_task(http.post(CHAT, json=ASKED))

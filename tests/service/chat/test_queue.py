@@ -121,7 +121,7 @@ async def test_a_worker_that_dies_in_an_answer_is_503_and_the_next_answers(text_
         assert (await http.post(CHAT, json=ASKED)).status_code == 200
 
 
-async def test_a_stream_that_was_begun_tells_of_a_dead_worker_in_its_last_event(text_model: Loaded):
+async def test_a_dead_worker_is_the_last_event_of_its_stream(text_model: Loaded):
     async with held(text_model) as (http, served):
         served.script.gate.grant(8)
         async with http.stream("POST", CHAT, json={**LONG, "stream": True}) as answer:

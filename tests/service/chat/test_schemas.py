@@ -72,7 +72,7 @@ def test_references_to_nothing_are_rejected_by_name(reference: str):
 @pytest.mark.parametrize(
     "name", ["default", "const", "enum", "examples", "example", "$ref", "format", "properties", "a/b"]
 )
-def test_a_name_of_a_parameter_is_no_keyword(name: str):
+def test_a_name_of_a_parameter_is_not_a_keyword(name: str):
     parameters = {
         "properties": {name: {"$ref": "#/$defs/P"}},
         "$defs": {"P": {"type": "string"}, name: {"$ref": "#/$defs/P"}},

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgeflow.ipc.packets import Packets, close_all, packet_pair
-from edgeflow.service.children import supervisor as keeper_module
+from edgeflow.service.children import supervisor as supervisor_module
 from edgeflow.service.children.launch import LaunchedChild
 from edgeflow.service.children.messages import (
     CODING,
@@ -142,8 +142,8 @@ async def keeping(clock: Any = None) -> AsyncIterator[SupervisedChildren]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(keeper_module, "BACKOFF_S", 0.01)
-    monkeypatch.setattr(keeper_module, "CHECK_S", 0.005)
+    monkeypatch.setattr(supervisor_module, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(supervisor_module, "CHECK_S", 0.005)
     yield
 
 
@@ -166,12 +166,12 @@ async def test_a_child_that_shows_no_sign_of_life_is_killed_and_replaced():
     clock = ManualClock()
     async with keeping(clock) as kept:
         first = kept.processes.newest
-        kept.supervisor._life.progress.listened(keeper_module.SILENT_NS)  # type: ignore[union-attr]
+        kept.supervisor._life.progress.listened(supervisor_module.SILENT_NS)  # type: ignore[union-attr]
         clock.advance_ns(10_000_000)
         first.say(Heartbeat())
         await asyncio.sleep(0.02)
         assert first.ended is None  # the beat counts
-        kept.supervisor._life.progress.listened(keeper_module.SILENT_NS + 1)  # type: ignore[union-attr]
+        kept.supervisor._life.progress.listened(supervisor_module.SILENT_NS + 1)  # type: ignore[union-attr]
         await eventually(lambda: len(kept.processes.children) == 2)
         assert first.ended == "signal SIGKILL"
         assert kept.events("child_lost")[0]["cause"] == "hung"
@@ -244,7 +244,7 @@ async def test_lines_of_a_child_carry_its_name_and_cannot_pretend_to_be_others()
         assert len(kept.log.getvalue().splitlines()) == 1
 
 
-async def test_a_child_that_beats_but_never_serves_is_replaced():
+async def test_a_child_with_heartbeats_that_never_serves_is_replaced():
     clock = ManualClock()
     processes = Children()
     supervisor = ChildSupervisor(
@@ -287,8 +287,8 @@ async def test_no_child_is_started_while_the_service_drains():
         assert len(kept.processes.children) == 1
 
 
-async def test_a_mistake_of_the_keeper_s_is_logged_and_tried_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(keeper_module, "LONGEST_BACKOFF_S", 0.01)
+async def test_a_mistake_of_the_supervisor_is_logged_and_tried_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(supervisor_module, "LONGEST_BACKOFF_S", 0.01)
     async with keeping() as kept:
         kept.processes.broken = True
         kept.processes.newest.exit()

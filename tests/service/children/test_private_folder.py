@@ -65,7 +65,7 @@ def test_only_folders_of_killed_services_are_removed(place: Path):
         assert made.stat().st_mode & 0o777 == 0o700
 
 
-def test_a_socket_that_is_no_socket_is_kept(place: Path):
+def test_a_file_in_place_of_the_socket_is_kept(place: Path):
     folder = place / "edgeflow-x"
     folder.mkdir(mode=0o700)
     (folder / SOCKET).write_text("mine")

@@ -31,10 +31,10 @@ SIDE = 8
 PIXELS = SIDE * SIDE * 3
 
 
-class FakeKeeper:
+class FakeSupervisor:
     """The robots' process as control's supervisor has it: it takes answers, or none."""
 
-    name, lives, restarts = "robots", True, 0
+    name, is_running, restarts = "robots", True, 0
 
     def __init__(self) -> None:
         self.taken: list[Any] = []
@@ -52,7 +52,7 @@ class RobotsProcess:
     def __init__(self, served: RunningService) -> None:
         service = served.service
         self.sessions = RobotSessions(service.plane, service._authenticator, service._log)
-        self.supervisor = FakeKeeper()
+        self.supervisor = FakeSupervisor()
         seen = ClientObservation(images={"image": np.zeros((SIDE, SIDE, 3), np.uint8)}, state={}, instruction="go")
         opened, _ = Reader(config(), "openpi").read(seen, ANY_CAMERA)
         self.opened = replace(opened, policy_numbers=())

@@ -36,7 +36,7 @@ ACT = Act(request=1, opened=OPENED, state=[], caller=Caller("192.0.2.1"), receiv
 PIXELS = bytes(range(12))
 
 
-class Told:
+class SentAnswers:
     """A supervisor that remembers what its gateway would hear."""
 
     name = "gateway"
@@ -56,7 +56,7 @@ async def single_actions(
     async with serving(checkpoint, script) as served:
         service = served.service
         made = SingleActions(service.plane, authenticator or service._authenticator, service._log)
-        yield made, Told(), served
+        yield made, SentAnswers(), served
         made.cancel_all()
 
 
@@ -64,15 +64,15 @@ def changed(**changes) -> Act:
     return replace(ACT, opened=replace(OPENED, **changes))
 
 
-def ask(made: SingleActions, told: Told, message: Act, *parts: bytes) -> None:
-    made.act(told, message, [seal(part) for part in parts])  # type: ignore[arg-type]
+def ask(made: SingleActions, sent: SentAnswers, message: Act, *parts: bytes) -> None:
+    made.act(sent, message, [seal(part) for part in parts])  # type: ignore[arg-type]
 
 
 async def test_an_observation_becomes_an_action(checkpoint):
-    async with single_actions(checkpoint) as (made, told, served):
-        ask(made, told, ACT, PIXELS)
-        await eventually(lambda: bool(told.messages))
-        (done,) = told.messages
+    async with single_actions(checkpoint) as (made, sent, served):
+        ask(made, sent, ACT, PIXELS)
+        await eventually(lambda: bool(sent.messages))
+        (done,) = sent.messages
         assert isinstance(done, ActDone)
         assert (done.request, done.action.command, done.action.timings.decode_ns) == (1, Command.ACT, 5)
         assert done.action.max_age_ms == 60_000
@@ -113,10 +113,10 @@ async def test_an_observation_becomes_an_action(checkpoint):
     ],
 )
 async def test_a_message_that_no_gateway_sends_ends_it(checkpoint, message: Act, parts: tuple[bytes, ...]):
-    async with single_actions(checkpoint) as (made, told, _):
+    async with single_actions(checkpoint) as (made, sent, _):
         with pytest.raises(WorkerError):
-            ask(made, told, message, *parts)
-        assert told.messages == []
+            ask(made, sent, message, *parts)
+        assert sent.messages == []
 
 
 @pytest.mark.parametrize(
@@ -128,47 +128,47 @@ async def test_a_message_that_no_gateway_sends_ends_it(checkpoint, message: Act,
     ],
 )
 async def test_an_observation_matched_with_an_earlier_policy_is_rejected(checkpoint, inputs: PolicyInputs):
-    async with single_actions(checkpoint) as (made, told, served):
+    async with single_actions(checkpoint) as (made, sent, served):
         plane = served.service.plane
         plane.worker = replace(plane.worker, inputs=inputs)
-        ask(made, told, ACT, PIXELS)
-        (rejected,) = told.messages
+        ask(made, sent, ACT, PIXELS)
+        (rejected,) = sent.messages
         assert (rejected.code, rejected.reason) == ("UNAVAILABLE", "WORKER_RESTARTING") and rejected.retry_after_ms
 
 
 async def test_an_observation_is_matched_once_in_control(checkpoint, monkeypatch):
-    async with single_actions(checkpoint) as (made, told, _):
+    async with single_actions(checkpoint) as (made, sent, _):
         calls = []
         matched = plane_module.matched
         monkeypatch.setattr(plane_module, "matched", lambda *parts: calls.append(parts) or matched(*parts))
-        ask(made, told, ACT, PIXELS)
-        await eventually(lambda: bool(told.messages))
-        assert isinstance(told.messages[0], ActDone) and len(calls) == 1
+        ask(made, sent, ACT, PIXELS)
+        await eventually(lambda: bool(sent.messages))
+        assert isinstance(sent.messages[0], ActDone) and len(calls) == 1
 
 
 async def test_observations_beyond_the_gateway_s_credit_are_rejected(checkpoint):
     script = Script(hold=True)
-    async with single_actions(checkpoint, script=script) as (made, told, _):
+    async with single_actions(checkpoint, script=script) as (made, sent, _):
         for number in range(ACTS_AT_ONCE):
-            ask(made, told, replace(ACT, request=number), PIXELS)
-        ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
-        (rejected,) = told.messages
+            ask(made, sent, replace(ACT, request=number), PIXELS)
+        ask(made, sent, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+        (rejected,) = sent.messages
         assert isinstance(rejected, ActRejected)
         assert (rejected.request, rejected.code, rejected.reason) == (ACTS_AT_ONCE, "RESOURCE_EXHAUSTED", "QUEUE_FULL")
         assert rejected.retry_after_ms > 0
         with pytest.raises(WorkerError):
-            ask(made, told, replace(ACT, request=0), PIXELS)
+            ask(made, sent, replace(ACT, request=0), PIXELS)
         for _ in range(10 * ACTS_AT_ONCE):
             made.cancel(ActCancel(0))
-            ask(made, told, replace(ACT, request=0), PIXELS)
+            ask(made, sent, replace(ACT, request=0), PIXELS)
         assert len(made._tasks) == 2 * ACTS_AT_ONCE, "those that were cancelled end in the loop's next turns"
 
 
 async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
-    async with single_actions(checkpoint) as (made, _told, _):
+    async with single_actions(checkpoint) as (made, _sent, _):
         more = iter(range(ACTS_AT_ONCE, 2 * ACTS_AT_ONCE))
 
-        class Eager(Told):
+        class Eager(SentAnswers):
             def send(self, message, descriptors=()) -> bool:
                 number = next(more, None)
                 if number is not None:
@@ -184,27 +184,27 @@ async def test_credit_is_free_before_the_gateway_has_its_answer(checkpoint):
 
 
 async def test_the_credit_of_a_client_that_left_is_free_at_once(checkpoint):
-    async with single_actions(checkpoint, script=Script(hold=True)) as (made, told, _):
+    async with single_actions(checkpoint, script=Script(hold=True)) as (made, sent, _):
         for number in range(ACTS_AT_ONCE):
-            ask(made, told, replace(ACT, request=number), PIXELS)
+            ask(made, sent, replace(ACT, request=number), PIXELS)
         made.cancel(ActCancel(0))
-        ask(made, told, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
+        ask(made, sent, replace(ACT, request=ACTS_AT_ONCE), PIXELS)
         made.cancel_all()
-        ask(made, told, replace(ACT, request=1), PIXELS)
-        assert told.messages == [], "another gateway counts from the start"
+        ask(made, sent, replace(ACT, request=1), PIXELS)
+        assert sent.messages == [], "another gateway counts from the start"
 
 
 async def test_a_token_that_is_revoked_meanwhile_is_rejected(checkpoint):
     entry = TokenEntry(principal="arm-1", sha256=digest("t"), roles=[Role.CONTROL])
     async with serving(checkpoint) as served:
         authenticator = Authenticator([entry], served.service.metrics, served.service._log)
-        made, told = SingleActions(served.service.plane, authenticator, served.service._log), Told()
+        made, sent = SingleActions(served.service.plane, authenticator, served.service._log), SentAnswers()
         known = replace(ACT, caller=Caller("192.0.2.1", "arm-1", digest("t")))
-        ask(made, told, known, PIXELS)
-        await eventually(lambda: len(told.messages) == 1)
+        ask(made, sent, known, PIXELS)
+        await eventually(lambda: len(sent.messages) == 1)
         authenticator.replace([])
-        ask(made, told, known, PIXELS)
-        await eventually(lambda: len(told.messages) == 2)
-        rejected = told.messages[1]
+        ask(made, sent, known, PIXELS)
+        await eventually(lambda: len(sent.messages) == 2)
+        rejected = sent.messages[1]
         assert isinstance(rejected, ActRejected)
         assert (rejected.code, rejected.reason) == (grpc.StatusCode.PERMISSION_DENIED.name, "REVOKED")

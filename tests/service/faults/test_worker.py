@@ -272,7 +272,7 @@ async def test_a_worker_without_a_front_exits(tmp_path: Path, monkeypatch, phase
     assert await process.wait(60) == "exit code 0"
 
 
-async def test_a_worker_that_hears_nonsense_leaves(tmp_path: Path, monkeypatch):
+async def test_a_worker_that_receives_nonsense_exits(tmp_path: Path, monkeypatch):
     process, channel = started(tmp_path, monkeypatch)
     assert isinstance(channel.receive(), WorkerReady)
     channel._sock.sendall(b"\x02\0\0\0\0\0\0\0\xc1\xc1")

@@ -1,4 +1,4 @@
-"""Who may connect to the robots' port: tokens, networks without tokens, host names, places, TLS."""
+"""Who may connect to the robots' port: tokens, networks without tokens, host names, capacity, TLS."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Robots' own clients as sessions: silence, epochs, places, HOLD and STOP, forced faults, and late answers."""
+"""Robots' own clients as sessions: silence, epochs, capacity, HOLD and STOP, forced faults, and late answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes: what they inherit, how they end; and what is spare for them in advance."""
+"""Child processes: what they inherit, how they end; and spares made in advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeflow.service.host import spare as spare
+from edgeflow.service.host import spare
 from edgeflow.service.host.spare import Spare
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
@@ -111,4 +111,4 @@ async def test_a_spare_is_made_again_after_its_use_or_as_soon_as_possible(monkey
     one.close()
     assert first.closed
     (told,) = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert told["text"] == "nothing is spare for the next worker: too many open files"
+    assert told["text"] == "nothing is held for the next worker: too many open files"

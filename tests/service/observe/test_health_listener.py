@@ -45,7 +45,7 @@ def raw(listener: HealthListener, request: bytes) -> bytes:
         return answer
 
 
-def test_it_says_how_the_service_is(listener: HealthListener, health: Health):
+def test_it_reports_the_state_of_the_service(listener: HealthListener, health: Health):
     assert ask(listener) == "ready"
     health.stalled = True
     with pytest.raises(Unavailable):
@@ -56,7 +56,7 @@ def test_it_says_how_the_service_is(listener: HealthListener, health: Health):
 
 
 @pytest.mark.parametrize("request_", [b"POST /ready HTTP/1.1\r\n\r\n", b"GET /metrics HTTP/1.1\r\n\r\n", b"\r\n\r\n"])
-def test_it_serves_nothing_else(listener: HealthListener, request_: bytes):
+def test_it_serves_only_these_paths(listener: HealthListener, request_: bytes):
     assert raw(listener, request_).startswith(b"HTTP/1.1 404")
 
 

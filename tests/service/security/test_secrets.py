@@ -167,7 +167,7 @@ async def test_a_bug_tells_nothing_of_what_it_was_about(
     assert heard.hits() == []
 
 
-async def test_bad_handshakes_tell_nothing(checkpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+async def test_bad_handshakes_reveal_nothing(checkpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     authority = Authority(tmp_path / CANARY)
     stranger = Authority(tmp_path / f"{CANARY}-other")
     cert, key = authority.issue("service")

@@ -88,7 +88,7 @@ def test_an_answer_is_too_old_once_its_last_row_is(now_ms: int, sent: bool, chun
 @pytest.mark.parametrize(
     "chunk", [Chunk(CHUNK.row(0)), Chunk(CHUNK.values, HORIZON, 10.0), Chunk(CHUNK.values[:-3], 4, STEP_MS)]
 )
-def test_a_chunk_of_another_shape_is_no_action(chunk: Chunk):
+def test_a_chunk_of_another_shape_is_withheld(chunk: Chunk):
     session = session_of(chunks=True)
     answered(session, chunk=chunk)
     reasons = [event.reason for event in session.take(0)]

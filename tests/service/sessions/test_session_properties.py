@@ -226,7 +226,7 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.session.ring_wanted)
     @rule()
     def find_no_place(self) -> None:
-        """Another has the place by now."""
+        """Another session uses the capacity now."""
         self.session.stay_parked(ResourceExhausted("taken", reason="SESSIONS_TAKEN"))
         assert self.session.parked and not self.session.ring_wanted and self.session.start_sending(self.now) is None
 

@@ -163,4 +163,4 @@ def _show(result: ChatReport) -> None:
         question = each.question.splitlines()[-1]
         console.print(escape(f"{question}\n  expected: {each.expected}\n  answered: {each.answer}"), soft_wrap=True)
     right = len(result.graded) - len(result.wrong)
-    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
+    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); a release needs {NEEDED:.0%}")

@@ -39,7 +39,7 @@ class _BodyClock:
 class ChunkRobot(SimulatedRobot):
     """Captures a frame every period and executes what the SDK returns.
 
-    continues: answers continue the chunk in execution (real-time chunking), if the policy can. foretold_ns: the
+    continues: answers continue the chunk in execution (real-time chunking), if the policy can. forecast_ns: the
     greatest age of an answer in the service's forecast.
     """
 
@@ -54,7 +54,7 @@ class ChunkRobot(SimulatedRobot):
         period_ns: int,
         state: tuple[StateSpec, ...],
         continues: bool,
-        foretold_ns: int,
+        forecast_ns: int,
     ) -> None:
         super().__init__(body, camera, answers, send)
         self._has_state = bool(state)
@@ -62,7 +62,7 @@ class ChunkRobot(SimulatedRobot):
         self._captured: dict[int, int] = {}
         self._ticks = Ticks()
         self._continues = continues
-        self._foretold_ns = foretold_ns
+        self._forecast_ns = forecast_ns
         self._ages = AnswerAges()
         self._directive: Directive | None = None
         self._playing = 0
@@ -146,7 +146,7 @@ class ChunkRobot(SimulatedRobot):
             if sent.HasField("arrived"):
                 self._ages.arrived(sent.arrived.seq, sent.arrived.age_ns)
             playing = Playing(sent.playing.seq, sent.playing.step) if sent.HasField("playing") else None
-            delay_ns = self._ages.expected_ns(self._foretold_ns)
+            delay_ns = self._ages.expected_ns(self._forecast_ns)
             frame = replace(frame, playing=playing, delay_ns=delay_ns, unplayed_from=int(playing is None))
         self._send(frame)
 

@@ -72,8 +72,10 @@ class VirtualService:
         overtaken = 0
         while body.running:
             busy = worker.step()
+            # A pass has moved the clock: let the world catch up before the robot sees what the pass published. Without
+            # a pass nothing but the next event can change anything, so skip to it.
             _live_until(clock.now_ns() if busy else _wake_ns(robot, worker), robot, body)
-            clock.advance_to_ns(body.now_ns)
+            clock.advance_to_ns(body.now_ns)  # after a pass it is there already
             for message in published:
                 if isinstance(message, FrameResult):
                     robot.receive(message)
@@ -117,10 +119,10 @@ class VirtualService:
             period_ns=period_ns,
             state=policy.inputs.state,
             continues=self._execution is Execution.RTC,
-            foretold_ns=self._foretold_ns(pace, period_ns),
+            forecast_ns=self._forecast_ns(pace, period_ns),
         )
 
-    def _foretold_ns(self, pace: Pace, period_ns: int) -> int:
+    def _forecast_ns(self, pace: Pace, period_ns: int) -> int:
         robot = forecast.ForecastSession(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
         return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
 

@@ -44,6 +44,7 @@ class Kinematics:
                 break
             jacobian = self._jacobian[:, :JOINTS]
             step = jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + _DAMPING * np.eye(6), error)
+            # the Jacobian holds only near these angles, so a step is at most 0.3 rad
             angles = np.clip(angles + np.clip(step, -0.3, 0.3), self._low, self._high)
         return angles, left
 
@@ -51,7 +52,7 @@ class Kinematics:
         """Twist `[6]` from the tool at these angles to the target; fills the Jacobian there."""
         self._scratch.qpos[:JOINTS] = angles
         self._mujoco.mj_kinematics(self._model, self._scratch)
-        self._mujoco.mj_comPos(self._model, self._scratch)
+        self._mujoco.mj_comPos(self._model, self._scratch)  # mj_jacSite reads what it computes
         self._mujoco.mj_jacSite(self._model, self._scratch, self._jacobian[:3], self._jacobian[3:], self._site)
         quaternion = np.zeros(4)
         self._mujoco.mju_mat2Quat(quaternion, self._scratch.site_xmat[self._site])
@@ -101,11 +102,12 @@ class ToolMotion:
         """Velocity `[3]` of the set point towards the goal in m/s, for control steps of `seconds`."""
         left = self.goal.position - self._setpoint.position
         far = float(np.linalg.norm(left))
-        return left * (MAX_SPEED / max(far, MAX_SPEED * seconds))
+        return left * (MAX_SPEED / max(far, MAX_SPEED * seconds))  # slower in the last step, which ends at the goal
 
     def advance(self, seconds: float) -> None:
         """Move the set point and set the actuators; the caller steps the physics."""
         self._setpoint = approach(self._setpoint, self.goal, seconds)
+        # starting from the angles before, three iterations suffice for the small step
         self._angles, _ = self._kinematics.solve(self._setpoint, self._angles, iterations=3)
         change = seconds / GRIPPER_TIME
         self.aperture = float(np.clip(self.aperture + (-change if self.closing else change), 0.0, 1.0))

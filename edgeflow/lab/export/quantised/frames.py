@@ -68,7 +68,7 @@ def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
     try:
         return [policy.prepare(each) for each in observations]
     except (InvalidArgument, ValueError) as error:
-        raise ConfigError(f"calibration: the policy does not take the recorded frames: {error}") from error
+        raise ConfigError(f"calibration: the recorded frames do not fit the policy: {error}") from error
 
 
 def random_frames(program: ModelProgram, count: int, seed: int = 0) -> list[Any]:

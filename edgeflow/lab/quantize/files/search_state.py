@@ -59,7 +59,7 @@ def check_folder(out: Path, settings: Mapping[str, Any]) -> None:
     check_writable(out)
     kept = _kept_settings(out)
     if not kept and out.exists() and any(out.iterdir()):
-        raise ConfigError(f"out: {out} is not empty and holds no search to go on with: give a new folder")
+        raise ConfigError(f"out: {out} is not empty and holds no search to resume: give a new folder")
     changed = sorted(name for name in settings if kept and kept.get(name) != settings[name])
     if changed:
         differences = "; ".join(f"{name} was {kept.get(name)!r}, is {settings[name]!r}" for name in changed)

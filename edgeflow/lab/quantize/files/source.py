@@ -62,7 +62,7 @@ def _packable(config: LlamaConfig, found: Grouping) -> Grouping:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Source:
-    """A checkpoint of floats."""
+    """A float checkpoint to quantise."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -102,7 +102,7 @@ def refuse_quantised(folder: Path, config: Mapping[str, Any]) -> None:
     stated = config.get("quantization_config")
     if stated is not None:
         method = stated.get("quant_method") if isinstance(stated, dict) else stated
-        raise CheckpointError(f"{folder} is quantised already ({method}): give the checkpoint of floats")
+        raise CheckpointError(f"{folder} is quantised already ({method}): give the float checkpoint")
 
 
 def _decoder(weights: Weights, published: PublishedChat, inner: int) -> DecoderTensors:

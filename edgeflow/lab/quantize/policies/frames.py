@@ -83,7 +83,9 @@ def chosen(name: str, frames: Sequence[RecordedFrame], seed: int) -> Calibration
         )
     both = {each.episode for each in shown} & {each.episode for each in held_out}
     if both:
-        raise ConfigError(f"calibration: {name} has held-out frames of episode {min(both)}, which is calibrated on")
+        raise ConfigError(
+            f"calibration: {name} has held-out frames of episode {min(both)}, which is also used for calibration"
+        )
     drawn = shown if len(shown) <= FRAMES else random.Random(seed).sample(shown, FRAMES)
     return CalibrationFrames(
         name,

@@ -41,7 +41,7 @@ class ServedPolicy:
             rows = max(self.policy.text_rows(each.instruction, each.state) for each in observations)
             self.prepared = [self.policy.prepare(each) for each in observations]
         except (InvalidArgument, ValueError) as error:
-            raise ConfigError(f"calibration: the policy does not take the recorded frames: {error}") from error
+            raise ConfigError(f"calibration: the recorded frames do not fit the policy: {error}") from error
         options = EngineOptions(sessions=1, text_rows=rows, table=table)
         self.engine: Any = family.prepare(self.policy, options)
 

@@ -85,7 +85,7 @@ def open_policy(folder: Path, group: int | None = None) -> PolicySource:
     if found.inner != model.config.intermediate_size and model.actions is None:
         raise CheckpointError(
             f"{folder}: the MLP of width {model.config.intermediate_size} has no whole groups of {found.group}, and "
-            f"the family {family.name} does not state this width in {CONFIG_FILE}, so it cannot be filled up"
+            f"the family {family.name} does not state this width in {CONFIG_FILE}, so it cannot be padded"
         )
     decoder = DecoderTensors(
         weights=weights,

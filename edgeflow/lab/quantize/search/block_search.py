@@ -156,9 +156,10 @@ class Search:
         )
 
     def _inputs(self, group: ScaleGroup) -> list[Tensor]:
-        return [run.inputs[group.scaled[0]] for run in self.runs]
+        return [run.inputs[group.scaled[0]] for run in self.runs]  # all linears of a group read the same rows
 
     def _quantised(self, weight: Tensor, scales: Tensor) -> Tensor:
+        # the scales divide the inputs of the real checkpoint; here the rounded weight is divided, which is the same
         return rounded(weight * scales, self.settings.group).values.div_(scales)
 
     def _measured(self, group: ScaleGroup, block: DecoderBlock, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -172,5 +173,6 @@ class Search:
 
 def _mean_square(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The mean of the squared difference over all batches."""
+    # in float64, since the best candidates differ only slightly
     total = sum((a - b).square_().sum(dtype=torch.float64).item() for a, b in zip(found, wanted, strict=True))
     return total / sum(each.numel() for each in wanted)

@@ -34,7 +34,7 @@ def clip_limits(weight: Tensor, rows: Tensor, group: int) -> Tensor:
     It tries 1.00, 0.95, ..., 0.55 of the largest |w|; the first one with the smallest error wins. The error is that of
     the group's part of the output, against the unclipped weight.
     """
-    products = moments(rows, group)
+    products = moments(rows, group)  # the error needs only these, so the search does not read the rows again
     return torch.cat([_limits(chunk, products, group) for chunk in torch.split(weight, CHUNK_ROWS)])
 
 
@@ -49,7 +49,7 @@ def _limits(weight: Tensor, products: Tensor, group: int) -> Tensor:
     largest = groups.abs().amax(2)
     best, smallest = largest.clone(), torch.full_like(largest, torch.inf)
     for limits, error in _errors(weight, groups, largest, products):
-        better = error < smallest
+        better = error < smallest  # strictly less: of equal errors, the largest limit wins
         best, smallest = torch.where(better, limits, best), torch.where(better, error, smallest)
     return best
 

@@ -141,7 +141,7 @@ def linear_shapes(config: LlamaConfig) -> dict[str, tuple[int, int]]:
 
 
 def padded(linear: str, weight: Tensor, inner: int) -> Tensor:
-    """The weight of an MLP whose width is filled up with zeros to `inner`, which is the same function; others as they
+    """The weight of an MLP whose width is padded with zeros to `inner`, which is the same function; others as they
     are."""
     if linear in (GATE, UP):
         return F.pad(weight, (0, 0, 0, inner - weight.shape[0]))

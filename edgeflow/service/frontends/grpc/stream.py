@@ -167,7 +167,7 @@ def unparsable() -> InvalidArgument:
 def receive(
     received: ParsedMessage[pb.ClientMessage] | Unparsable, runner: SessionRunner, limits: LimitsConfig
 ) -> None:
-    """Handle one message; the stream continues whatever it contains."""
+    """Handle one message; the stream continues after any contents."""
     if runner.session.ended is not None:
         return
     if isinstance(received, Unparsable):

@@ -36,7 +36,7 @@ def read_sampler(folder: Path, steps: int | None = None, seed: int = 0) -> FlowS
 
 
 def read_network(folder: Path) -> TrainedFlowNetwork:
-    """The network alone, of this or any other checkpoint of the layout whose sizes `size_of` reads."""
+    """Only the network, of this or any other checkpoint of the layout whose sizes `size_of` reads."""
     network = TrainedFlowNetwork(size_of(folder))
     saved = load_file(folder / "model.safetensors")
     network.load_state_dict({name: saved[f"model.{name}"].float() for name in network.state_dict()})

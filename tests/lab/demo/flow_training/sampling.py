@@ -1,4 +1,4 @@
-"""Chunks from the training network, for its evaluation: Euler steps behind the rows that an answer keeps."""
+"""Chunks from the training network, for its evaluation: Euler steps after the rows that an answer keeps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FlowSampler:
         return self._network.prefix(tokens, padded, self._normaliser.states(states), valid)
 
     def _kept(self, observations: Sequence[EpisodeFrame]) -> tuple[Tensor, Tensor]:
-        """The rest of the chunks being played `[B, C, A]`, normalised, and how many of their rows are kept, `[B]`."""
+        """The rest of the chunks in execution `[B, C, A]`, normalised, and how many of their rows are kept, `[B]`."""
         size = self._network.size
         left = torch.zeros(len(observations), size.chunk, size.action)
         kept = torch.zeros(len(observations), dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What tests of simulated robots share."""
+"""Fixtures for tests of simulated robots."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from edgeflow.lab.demo.world.scene import POLICY_SIZE, Scene
 @pytest.fixture
 def blind(monkeypatch):
     """Frames are not drawn: the policy does not look at them."""
-    monkeypatch.setattr(Scene, "picture", lambda _scene, _moment: np.zeros((POLICY_SIZE, POLICY_SIZE, 3), np.uint8))
+    monkeypatch.setattr(Scene, "picture", lambda *_: np.zeros((POLICY_SIZE, POLICY_SIZE, 3), np.uint8))

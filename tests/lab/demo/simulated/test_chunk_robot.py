@@ -1,4 +1,6 @@
-"""A robot in simulated time that plays chunks by the SDK: the expert's chunks succeed, and none is played too long."""
+"""A robot in simulated time that executes chunks by the SDK: the expert's chunks succeed, and none is executed too
+long.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Chunks in simulated time: an answer is asked to keep the rows that the robot plays until it arrives, and no others.
+"""Chunks in simulated time: an answer must keep exactly the rows that the robot executes until it arrives.
 
-Every row that a policy does not keep has a number of its own, so that what is played can be told apart. Frames are
-captured at the moments of rows.
+Every row that a policy does not keep has a unique number, which identifies it when it is executed. Frames are captured
+at the moments of rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SDKRecord:
         }
 
     def played_at(self, instant_ns):
-        """The row that was played at an instant; None where nothing was."""
+        """The row that was executed at an instant; None if there was none."""
         action = next((action for time_ns, action in reversed(self.looks) if time_ns <= instant_ns), None)
         return None if action is None else action.values
 

@@ -105,7 +105,7 @@ def test_a_frame_that_leaves_after_one_pass_is_one_pass_old(engine, sim):
 
 
 def test_frames_that_newer_ones_overtake_are_begun_but_not_acted_on(engine, sim):
-    """One action leaves per frame that is begun, is overtaken or is still in flight at the end."""
+    """Every frame that starts yields one action, is overtaken, or is still in flight at the end."""
     result = run(engine, sim, EXACT, even(60, 20), period_s=0.02)
     assert result.begun > result.actions > 0
     assert 0 <= result.begun - result.actions - result.overtaken < 7

@@ -81,7 +81,7 @@ def _towers(frame: FlowFrame, bucket: Bucket) -> dict[str, Tensor]:
 
 
 def _padded(rows: Tensor, past: int, batch: int) -> Tensor:
-    """Rows of a prefill [1, P, KH, D] in the slots of a step [B, T, KH, D], noise behind them."""
+    """Rows of a prefill [1, P, KH, D] in the slots of a step [B, T, KH, D], followed by noise."""
     places = torch.randn(batch, past, *rows.shape[2:]) * 9
     places[:, : rows.shape[1]] = rows
     return places

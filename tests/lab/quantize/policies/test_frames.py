@@ -71,5 +71,5 @@ def test_too_few_frames_are_rejected_with_what_is_needed():
 
 def test_held_out_frames_are_of_other_episodes():
     frames = recorded("openvla", 16, 2)
-    with pytest.raises(ConfigError, match="held-out frames of episode 0, which is calibrated on"):
+    with pytest.raises(ConfigError, match="held-out frames of episode 0, which is also used for calibration"):
         chosen("a set", [*frames[:-1], replace(frames[-1], episode=0)], 0)

@@ -21,7 +21,7 @@ FRAMES = 6
 
 @torch.inference_mode()
 def through_blocks(source: PolicySource, rows: FrameRows) -> list[Tensor]:
-    """The rows behind the last block and the final norm, [L, E] of each frame."""
+    """The rows after the last block and the final norm, [L, E] of each frame."""
     decoder = source.source.decoder
     hidden, rotation = list(rows.hidden), decoder.rotation(rows.longest)
     for block in decoder.blocks():

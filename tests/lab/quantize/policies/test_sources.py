@@ -28,7 +28,7 @@ def test_the_embedded_policies_have_groups_of_32(kind: str):
 
 
 def written(folder: Path, kind: str) -> Path:
-    """A tiny policy; in SmolVLA's all heads have keys and values of their own, as wide as the output projection."""
+    """A tiny policy; in SmolVLA's, every head has its own keys and values, as wide as the output projection."""
     if kind == "smolvla":
         return tiny.write_checkpoint(folder, Tiny(kind=kind, width=32, expert=24, inner=64, heads=2, head_dim=16))
     return checkpoint(kind, folder)
@@ -106,7 +106,7 @@ def test_a_chat_model_is_no_policy(tmp_path: Path):
 @pytest.mark.parametrize(("kind", "frames_of"), [("pi0", "openvla"), ("openvla", "pi0")])
 def test_frames_that_a_policy_does_not_take_are_rejected(kind: str, frames_of: str, tmp_path: Path):
     source = checkpoint(kind, tmp_path)
-    with pytest.raises(ConfigError, match="calibration: the policy does not take the recorded frames"):
+    with pytest.raises(ConfigError, match="calibration: the recorded frames do not fit the policy"):
         ServedPolicy(source, open_policy(source).family, observations(frames_of, 2))
 
 

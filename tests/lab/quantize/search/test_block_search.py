@@ -44,7 +44,9 @@ def hidden_of(runs: list[BlockRun]) -> torch.Tensor:
 @pytest.mark.parametrize("gemma", [False, True], ids=["plain", "gemma"])
 @torch.inference_mode()
 def test_a_block_with_its_scales_is_the_same_function(name: str, gemma: bool):
-    """A scale that is not undone, as of a norm stored less one or a bias, is off by 0.01 and more."""
+    """A scale that is not undone, such as that of a norm stored minus one or of a bias, causes errors of 0.01 and
+    more.
+    """
     block, runs, rotation = case(name, gelu=gemma, plus_one=gemma)
     choice = search_block(block, runs, rotation, replace(SETTINGS, clip=False, identity=False))
     decoder = random_decoder(CONFIGS[name])
@@ -111,7 +113,9 @@ def test_limits_are_searched_on_scaled_weights():
 
 @torch.inference_mode()
 def test_only_counted_rows_count():
-    """Losses over the last rows of each sequence are those of the same rows alone, where no row sees another."""
+    """Losses over the last rows of each sequence equal those of a sequence of only these rows, if no row
+    sees another.
+    """
     block, runs, rotation = case()
     counted = [torch.zeros(2, 24, dtype=torch.bool) for _ in runs]
     for mask in counted:

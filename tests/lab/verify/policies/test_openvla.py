@@ -45,7 +45,7 @@ def test_the_original_implementation_agrees_at_every_pace_that_auto_may_choose()
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory) -> Path:
-    """A bundle of our own: recorded by the training network, which shares no code with the served model."""
+    """A bundle recorded by the training network, which shares no code with the served model."""
     torch.set_num_threads(1)
     directory = tmp_path_factory.mktemp("recorded")
     size = TinySize()

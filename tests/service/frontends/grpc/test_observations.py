@@ -135,7 +135,7 @@ async def test_a_client_without_chunks_gets_the_row_that_is_due(checkpoint):
         ([*ROWS[0] * 3, 0.0, 0.0, 1.5], replace(SCHEMA, horizon=HORIZON, step_ms=STEP_MS)),
     ],
 )
-async def test_a_chunk_with_one_bad_row_is_no_action(checkpoint, values: list[float], schema):
+async def test_a_chunk_with_one_bad_row_is_withheld(checkpoint, values: list[float], schema):
     script = Script(values=lambda _: values, inputs=NEEDS, schema=schema)
     async with robot_of(checkpoint, script) as (robot, _):
         await robot.open(**opening(chunks=True))

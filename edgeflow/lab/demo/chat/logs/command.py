@@ -77,7 +77,7 @@ def _show(result: LogReport) -> None:
     for name, asked in (("summary", True), ("look-up", False)):
         print(f"{name} questions: {_text(result.summary(asked=asked))}")
     right = sum(each.right for each in result.graded)
-    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); shipping needs {NEEDED:.0%}")
+    print(f"{right} of {len(result.graded)} answers exact ({result.share:.1%}); a release needs {NEEDED:.0%}")
 
 
 def _text(count: ExactCount) -> str:
