@@ -118,6 +118,7 @@ def _attend(
     split = tl.load(tile + 2)
     splits = tl.load(tile + 3)
     part = tl.load(tile + 4)
+    # A launch with tiles of one size compiles only their path: the registers of the larger path would limit all tiles.
     small = (rows * GROUP <= SMALL_M) & (SIZES != 2)
     if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
         if small:
