@@ -167,7 +167,7 @@ class PassProgram:
         """Write where each row enters; returns where each segment does [N]."""
         layout, length, rows = inputs.layout, self._state.length.index_select(0, inputs.slots), sum(shape.prefills)
         # A negative start says that the segment continues its slot, whose length only the device knows.
-        base = length if shape.continues else torch.where(inputs.starts < 0, length, inputs.starts)
+        base = length if shape.is_continuation else torch.where(inputs.starts < 0, length, inputs.starts)
         if shape.decodes and self._contract.drafting is not None:
             base = base.clamp(max=self._kv.capacity - 1)  # a frame that ended in the pass before may be in this one too
         if shape.all_single:

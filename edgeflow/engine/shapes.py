@@ -46,7 +46,7 @@ class PassShape:
     """Slot copies after the pass."""
     sampling: SamplingKind | None = GREEDY
     """How rows are sampled; None where they are sampled later, under a mask (`Executor.sample`)."""
-    continues: bool = False
+    is_continuation: bool = False
     """True when all segments begin where their slots end."""
     gated: tuple[bool, ...] = ()
     """For each segment, True when its rows read the memory of their slot; empty where none does."""
@@ -119,7 +119,7 @@ def shape_of(planned: Pass[Any], sampling: SamplingKind | None, capacity: int) -
 @lru_cache(maxsize=1024)
 def _shape(prefills: tuple[int, ...], decodes: tuple[int, ...], samples: tuple[int, ...], **rest: Any) -> PassShape:
     """The shape itself, cached: passes are much alike, and its properties are computed once."""
-    return PassShape(prefills=prefills, decodes=decodes, samples=samples, continues=not prefills, **rest)
+    return PassShape(prefills=prefills, decodes=decodes, samples=samples, is_continuation=not prefills, **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

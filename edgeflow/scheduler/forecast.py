@@ -259,7 +259,7 @@ class _Simulation:
         for departure in departures:
             session = departure.frame.session
             stamp_ns, passes = self._feeds[session].leave(departure.frame.seq)
-            if departure.why is Leaving.DONE:
+            if departure.reason is Leaving.DONE:
                 self.tallies[session].done.append(_Action(self.now_ns, self.now_ns - stamp_ns, passes))
             else:
                 self.tallies[session].overtaken_ns.append(self.now_ns)

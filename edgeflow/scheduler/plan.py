@@ -196,10 +196,10 @@ class Leaving(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A frame that leaves the scheduler, and why. Each offered frame leaves exactly once."""
+    """A frame that leaves the scheduler, and the reason. Each offered frame leaves exactly once."""
 
     frame: FrameRef
-    why: Leaving
+    reason: Leaving
     passes: int = field(default=0, compare=False)
     """Committed passes in which it took part."""
     verified: int = field(default=0, compare=False)

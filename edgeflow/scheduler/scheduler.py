@@ -192,5 +192,5 @@ class Scheduler:
 
     def _depart(self, left: list[Departure]) -> list[Departure]:
         for departure in left:
-            self.counts.left[departure.why] += 1
+            self.counts.left[departure.reason] += 1
         return left

@@ -41,9 +41,9 @@ from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.clock import ManualClock
 from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import kind_of
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
+from tests.kernels.compiled_launches import Signature, launches
 from tests.kernels.interpreted_engine import in_triton
-from tests.kernels.launches import Signature, launches
 from tests.worker.simulated_device import AsynchronousEngine
 
 META = torch.device("meta")

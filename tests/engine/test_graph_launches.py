@@ -22,7 +22,7 @@ from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.operator_table import OperatorKey
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
 from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
-from tests.engine.on_the_device import OnTheDevice
+from tests.engine.host_waits import OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 
 META = torch.device("meta")

@@ -30,7 +30,7 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.control.test_lossless import make_engine, make_frames
-from tests.engine.recorded import FreedMemoryError, record
+from tests.engine.recorded_graphs import FreedMemoryError, record
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 CPU = torch.device("cpu")

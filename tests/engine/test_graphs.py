@@ -19,7 +19,7 @@ from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.control.test_speculation import alike
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -26,7 +26,7 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
 from tests.engine.control.test_lossless import make_frames
-from tests.engine.recorded import READS_ON_THE_HOST, record
+from tests.engine.recorded_graphs import READS_ON_THE_HOST, record
 from tests.random_gates import random_gate
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

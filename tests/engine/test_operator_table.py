@@ -66,7 +66,7 @@ def test_an_overlay_serves_the_chat_model(overlay):
     config = load_config(None, {"chat.operators": str(overlay)}).chat
     table = choose_weights(config, Path(), torch.float32, CPU).table
     chosen = table.choose(OperatorKey(op_name="rms_norm", model_name="llama"), Hardware("cpu"), torch.float32)
-    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
+    assert (chosen.implementation.impl_id, chosen.reason) == ("reference", "mine.json: everywhere")
 
 
 @pytest.mark.parametrize(

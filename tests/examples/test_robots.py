@@ -13,7 +13,7 @@ import pytest
 from tests.oracles import oracle
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.act.twin import TwinSize
-from tests.policies.serving import served
+from tests.policies.service_process import served
 
 ROOT = Path(__file__).parents[2]
 SDK_ALONE = """

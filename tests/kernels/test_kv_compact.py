@@ -79,7 +79,7 @@ def test_places_move_as_in_the_loop(name: str, moves: list[tuple[int, list[int],
     expected = moved(kv.tensors, moves)
     slots, sources, firsts = (torch.tensor([each[part] for each in moves]) for part in range(3))
     kv.compact(slots, sources, firsts[:, None])
-    assert kv.compacts and len(kv.tensors) == len(expected)
+    assert kv.can_compact and len(kv.tensors) == len(expected)
     assert all(torch.equal(found, want) for found, want in zip(kv.tensors, expected, strict=True))
 
 
@@ -94,4 +94,4 @@ def test_four_bits_do_not_move_place_by_place():
         device=CPU,
         format=INT4,
     )
-    assert not kv.compacts
+    assert not kv.can_compact

@@ -34,7 +34,7 @@ def test_a_file_written_by_hand_serves_everywhere(tmp_path):
     path = written(tmp_path / "mine.json")
     table = built_in_table().overlaid(*load_entries(path, CPU, torch.float32))
     chosen = table.choose(OperatorKey(op_name="swiglu"), HARDWARE, torch.float32)
-    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "mine.json: everywhere")
+    assert (chosen.implementation.impl_id, chosen.reason) == ("reference", "mine.json: everywhere")
 
 
 @pytest.mark.parametrize("field", ["device", "driver", "torch", "triton", "flashinfer", "dtype", "edgeflow"])

@@ -98,7 +98,7 @@ def test_an_architecture_wins_over_a_kind_of_device(table):
 def test_an_entry_without_an_operator_serves_all_of_a_kind():
     table = built_in_table().overlaid(TableEntry(OperatorKey(op_name="", op_kind="norm"), "reference"))
     chosen = table.choose(OperatorKey(op_name="rms_norm"), Hardware("cpu"), torch.float32)
-    assert (chosen.implementation.impl_id, chosen.why) == ("reference", "built in: op_kind=norm")
+    assert (chosen.implementation.impl_id, chosen.reason) == ("reference", "built in: op_kind=norm")
     assert table.choose(OperatorKey(op_name="swiglu"), Hardware("cpu"), torch.float32).implementation.impl_id == "fused"
 
 

@@ -17,7 +17,7 @@ from edgeflow.kernels.triton import awq
 from edgeflow.kernels.triton.awq import BFLOAT, CHUNK, HALF, MOST_ROWS, AwqChunks, AwqLinear, AWQParameters
 from edgeflow.lab.trials.compare import TOLERANCE
 from tests.kernels.awq_weights import random_weight
-from tests.kernels.launches import launches
+from tests.kernels.compiled_launches import launches
 from tests.kernels.subprocesses import run
 
 

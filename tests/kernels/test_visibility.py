@@ -18,7 +18,7 @@ from edgeflow.kernels.narrow_kv.scaled import quantised
 from edgeflow.kernels.slots_in_place import slots_in_place
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.trials import visibility as trials
-from tests.engine.other_device import OTHER, other_device
+from tests.engine.emulated_device import OTHER, other_device
 from tests.kernels.visible_places import seen_spans
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from torch import Tensor
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.qwen2_5_vl import MOST_GRIDS, Patches, Qwen2_5VisionTower, VisionConfig
 from tests.chat_checkpoint import VISION
-from tests.engine.on_the_device import OnTheDevice
+from tests.engine.host_waits import OnTheDevice
 
 CONFIG = VisionConfig.of({"vision_config": VISION, "image_token_id": 5})
 WIDTH, INNER, MERGED = CONFIG.hidden_size, CONFIG.intermediate_size, 4 * CONFIG.hidden_size

@@ -23,7 +23,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.openvla.preprocess import DevicePreprocessor
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
-from tests.engine.recorded import READS_ON_THE_HOST
+from tests.engine.recorded_graphs import READS_ON_THE_HOST
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 

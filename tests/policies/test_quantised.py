@@ -22,8 +22,8 @@ from edgeflow.worker.build import build_engine
 from edgeflow_client.types import Mode
 from tests import tiny_checkpoint
 from tests.policies.flow import tiny
-from tests.policies.flow.served import RATE, observation
 from tests.policies.flow.tiny import TOP
+from tests.policies.flow.tiny_policies import RATE, observation
 from tests.policies.flow.weights import Tiny
 from tests.quantised import quantised_copies, share_of
 

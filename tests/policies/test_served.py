@@ -24,7 +24,7 @@ from edgeflow_client.robot import RobotClient
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
-from tests.policies.serving import served
+from tests.policies.service_process import served
 from tests.service.front_process import HANG_S
 
 INSTRUCTION = "put the cup on the plate"

@@ -17,7 +17,7 @@ from edgeflow_client.actions import Action
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 from tests.plugins.edgeflow_stub import BEYOND, NAN, REFUSE, answer
-from tests.policies.serving import served
+from tests.policies.service_process import served
 from tests.policies.test_served import answer_of, first_action, loaded
 from tests.recorded_sessions import SESSIONS, Exchange, recorded_checkpoint, recorded_session
 from tests.service.front_process import HANG_S

@@ -156,14 +156,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             program, _ = self.begun[outcome.sequence]
             self.known[outcome.sequence] += len(outcome.tokens) if program.drafts else 1
             self.passes[outcome.sequence] += 1
-        done = {departure.frame for departure in left if departure.why is Leaving.DONE}
+        done = {departure.frame for departure in left if departure.reason is Leaving.DONE}
         assert done <= {outcome.sequence for outcome in outcomes}
         for departure in left:
             frame = departure.frame
             assert frame.epoch == self.epochs[frame.session], "a result of an old epoch"
             program, pace = self.begun[frame]
             speculation = pace.speculation if drafts_of(program, pace) else None
-            if departure.why is Leaving.DONE:
+            if departure.reason is Leaving.DONE:
                 most = speculation.max_passes if speculation else 0
                 verified = self.known[frame] >= program.passes
                 assert verified or self.passes[frame] == most, "a frame leaves when its tokens are verified"
@@ -171,11 +171,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert departure.verified == min(self.known[frame], program.passes)
                 assert departure.passes == self.passes[frame]
                 self.check_spans(frame)
-            elif departure.why is Leaving.OVERTAKEN:
+            elif departure.reason is Leaving.OVERTAKEN:
                 gone = [other.frame for other in left if other.frame.session == frame.session]
                 assert any(other > frame for other in gone)
             else:
-                assert departure.why is Leaving.EXPIRED and speculation
+                assert departure.reason is Leaving.EXPIRED and speculation
                 assert self.newest[frame.session] > frame
         self.collect(left)
 

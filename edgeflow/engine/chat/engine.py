@@ -191,7 +191,7 @@ class ChatEngine:
         """The verifier of these drafts; ValueError for trees over a store that cannot move single places, and for more
         rows than such a store can write again.
         """
-        if drafts.form is DraftForm.TREE and not self.kv.compacts:
+        if drafts.form is DraftForm.TREE and not self.kv.can_compact:
             raise ValueError(f"{self.kv.format.name} KV moves several places at a time: draft chains, not trees")
         if drafts.rows > GROUP and self.kv.format is INT4:
             raise ValueError(f"int4 KV verifies at most {GROUP} rows at a time, not {drafts.rows}: make fewer drafts")

@@ -95,9 +95,9 @@ class ControlLoop:
         outcomes = self._engine.collect(running.ticket)
         self._answers.add(outcomes)
         left = self._scheduler.commit(planned.number, outcomes, self._clock.now_ns())
-        self._leave([departure for departure in left if departure.why is not Leaving.DONE])
+        self._leave([departure for departure in left if departure.reason is not Leaving.DONE])
         for departure in left:
-            if departure.why is Leaving.DONE:
+            if departure.reason is Leaving.DONE:
                 self._note_passes(departure)
                 self._answer(self._answers.take(departure.frame), departure.passes)
         shape = len(planned.prefills), planned.decode_rows
@@ -354,7 +354,7 @@ class ControlLoop:
             self._waiting.pop(departure.frame, None)
             self._records.pop(departure.frame, None)
             self._answers.drop(departure.frame)
-            self._publish(departed(departure.frame, departure.why))
+            self._publish(departed(departure.frame, departure.reason))
 
     def _note_passes(self, departure: Departure) -> None:
         """Note the passes in which a frame was verified, or that it had when it left before."""

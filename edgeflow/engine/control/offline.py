@@ -121,10 +121,10 @@ class OfflineRun:
         self._keep_logits(launched, outcomes)
         left = self.scheduler.commit(launched.planned.number, outcomes)
         for departure in left:
-            if departure.why is not Leaving.DONE:
+            if departure.reason is not Leaving.DONE:
                 self.answers.drop(departure.frame)
                 self._logits.pop(departure.frame, None)
-        done = [departure.frame for departure in left if departure.why is Leaving.DONE]
+        done = [departure.frame for departure in left if departure.reason is Leaving.DONE]
         return [DecodedFrame(self.answers.take(frame), self._logits.pop(frame, [])) for frame in done]
 
     def _keep_logits(self, launched: Ticket[FrameRef], outcomes: Sequence[Outcome[FrameRef]]) -> None:

@@ -25,8 +25,8 @@ from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.models.eagle3.growing import TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes, grow
 from edgeflow.scheduler.plan import DraftForm
 
 

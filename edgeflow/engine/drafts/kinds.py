@@ -16,8 +16,8 @@ from edgeflow.kernels.weights import FLOAT, Int8Weight
 from edgeflow.model_paths import resolve_head
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config, read_eagle3
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.plan import DraftForm
 from edgeflow_client.errors import ConfigError

@@ -113,7 +113,7 @@ class TokenGraphs:
     """E, the width of the model."""
     vocabulary: int
     """V, the size of the vocabulary."""
-    embeds: bool
+    token_towers: bool
     """True where the towers only embed tokens, so that the rows of prompts are tokens too."""
     towers: tuple[GraphSession, ...]
     """The towers of each bucket, the shortest first."""
@@ -212,7 +212,7 @@ class _Store:
         self.kv: Array = slots.data.numpy()
         self._graphs = graphs
         self._unclean: set[int] = set()
-        towers = graphs.towers if graphs.embeds else (None,) * len(graphs.prefills)
+        towers = graphs.towers if graphs.token_towers else (None,) * len(graphs.prefills)
         pairs = zip(towers, graphs.prefills, strict=True)
         self._prefills = [_Prefill(tower, prefill, self.kv) for tower, prefill in pairs]
         self._steps = {each.graph.batch: _TokenStep(each, self.kv) for each in graphs.steps}
@@ -342,4 +342,6 @@ def token_form(config: LlamaConfig, images: tuple[int, ...] | None) -> TokenForm
 def load_token_graphs(folder: Path, manifest: Manifest, form: TokenForm, runtime: Runtime) -> TokenGraphs:
     """Compare the files with the manifest and load the graphs; CheckpointError or ConfigError says what is wrong."""
     sessions = load_sessions(folder, manifest, runtime)
-    return TokenGraphs(kv=manifest.kv, width=form.width, vocabulary=form.vocabulary, embeds=form.chunks, **sessions)
+    return TokenGraphs(
+        kv=manifest.kv, width=form.width, vocabulary=form.vocabulary, token_towers=form.chunks, **sessions
+    )

@@ -84,7 +84,7 @@ class KVSlots:
                 self._shift(tensor, source, target, kind.lines(length))
 
     @property
-    def compacts(self) -> bool:
+    def can_compact(self) -> bool:
         """True where single places can be moved, as `compact` does; not in 4 bits, where several places share a
         step.
         """

@@ -73,7 +73,7 @@ def choices_by_rows(table: OperatorTable, context: OperatorKey, weight: Weight, 
 
 def check_one_copy(context: OperatorKey, weight: Weight, choices: Sequence[Choice]) -> None:
     """ConfigError for a quantised weight that would be prepared more than once."""
-    why = {choice.implementation.impl_id: choice.why for choice in choices}
+    why = {choice.implementation.impl_id: choice.reason for choice in choices}
     if weight.format == FLOAT or len(why) == 1:
         return
     outputs, inputs = weight.shape

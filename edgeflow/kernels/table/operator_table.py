@@ -86,7 +86,7 @@ class Choice:
 
     implementation: Implementation
     params: Params
-    why: str
+    reason: str
     """The reason for the choice, for a person."""
     passed_over: tuple[str, ...] = ()
     """Better matches that cannot run here, with the reasons."""
@@ -177,7 +177,7 @@ class OperatorTable:
         return OperatorTable(self._implementations, entries, kept)
 
     def objection(self, candidate: Implementation, context: OperatorKey, hardware: Hardware, dtype: torch.dtype) -> str:
-        """The reason why a candidate may not serve a context, in a few words; "" when it may."""
+        """The reason why a candidate cannot serve a context, in a few words; "" when it can."""
         stored = candidate.weight in ("", context.weight) and candidate.stored
         converted = context.weight == FLOAT and candidate.weight in self._conversions and candidate.converts
         if not stored and not converted:

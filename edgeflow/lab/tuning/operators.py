@@ -244,7 +244,7 @@ def _serving(table: OperatorTable, key: OperatorKey, hardware: Hardware, dtype: 
         shape_sig=key.shape_sig,
         impl_id=chosen.implementation.impl_id,
         impl_params=dict(chosen.params),
-        why=chosen.why,
+        why=chosen.reason,
         passed_over=chosen.passed_over,
     )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, BundleEntry
 from edgeflow.models.checkpoint import read_tensors, tensor_shapes_of
 from edgeflow.models.eagle3.config import Eagle3Config
-from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError

@@ -25,8 +25,8 @@ from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CPU, engine_of
 from tests.engine.chat.test_graphs import Replays, eager_passes, shapes_of
 from tests.engine.chat.tiny_drafts import KINDS, ON_THE_DEVICE, TREE, kind_of
-from tests.engine.drafts.near_best import behind
-from tests.engine.recorded import record
+from tests.engine.drafts.near_ties import behind
+from tests.engine.recorded_graphs import record
 
 CAPACITY, CHUNK, COUNT = 160, 12, 16
 TEXTS = ("the cup is red. what is red?", "abc abc abc ab", "x")

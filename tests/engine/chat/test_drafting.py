@@ -16,16 +16,16 @@ from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Eagle, Lookup, choose_drafts
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow_client.errors import ConfigError, StartError
 from tests.engine.drafts.drafters import eagle_head
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ChatModel]:
     folder = tmp_path_factory.mktemp("base")
-    return folder, talkative(folder, "qwen2")
+    return folder, varied_model(folder, "qwen2")
 
 
 @pytest.fixture(scope="module")

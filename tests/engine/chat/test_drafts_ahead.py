@@ -23,7 +23,7 @@ from tests.cases import some_by_day
 from tests.engine.chat.test_generate import CPU, engine_of
 from tests.engine.chat.test_launch_ahead import ahead
 from tests.engine.chat.tiny_drafts import KINDS, ON_THE_DEVICE, kind_of
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 from tests.random_gates import random_gate
 
 CAPACITY, CHUNK, COUNT, LONGEST = 96, 12, 14, 160

@@ -29,7 +29,7 @@ from edgeflow_client.errors import Internal
 from edgeflow_client.reasons import Reason
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
 from tests.engine.chat.test_launch_ahead import ahead
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 from tests.random_gates import random_gate
 
 CPU = torch.device("cpu")

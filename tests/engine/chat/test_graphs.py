@@ -23,7 +23,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CAPACITY, CPU, engine_of, prompt_of
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 
 CHUNK = 4
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", linear="gemm")

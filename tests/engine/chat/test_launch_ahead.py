@@ -28,7 +28,7 @@ from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from tests.engine.chat.test_generate import engine_of
 from tests.engine.chat.test_loop import request_of
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 
 CPU = torch.device("cpu")
 CAPACITY = 96

@@ -25,7 +25,7 @@ from edgeflow.kernels.narrow_kv import int4_attention, scaled
 from edgeflow.kernels.rope_write_kv import RotaryTable
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import load_chat_model
-from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, MemoryGate
 from tests.cases import pairs_by_day

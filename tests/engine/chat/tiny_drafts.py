@@ -11,8 +11,8 @@ from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.eagle3.config import Eagle3Config
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 
 TREE = TreeSizes(rows=14, depth=2, width=4)

@@ -21,7 +21,7 @@ from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Mode
 from tests.cases import some_by_day
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 from tests.engine.test_graphs import CPU, ON_THE_DEVICE
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -22,7 +22,7 @@ from edgeflow_client.types import Mode
 from tests.cases import pairs_by_day
 from tests.engine.control.test_lossless import CPU, LOGITS_TOLERANCE, make_engine
 from tests.engine.control.test_speculation import alike
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 from tests.engine.serial_twin import SerialTwin
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 from tests.worker.test_worker import IMAGES, WorkerBench, results

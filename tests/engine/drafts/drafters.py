@@ -23,8 +23,8 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import read_eagle3
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import DraftForm
 from tests.models.eagle3.random_head import write_head

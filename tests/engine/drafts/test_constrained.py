@@ -18,7 +18,7 @@ from edgeflow.models.chat import ChatModel
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import VOCAB
 from tests.engine.drafts.drafters import CPU, Knowing, eagle, eagle_head, engine_of, taught
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 
 SCHEMA = {
     "type": "object",
@@ -37,7 +37,7 @@ PARAMS = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    return varied_model(tmp_path_factory.mktemp("model"), "qwen2")
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import Eagle
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.memory_gate import GateRules
 from edgeflow.models.prompt import Prompt
 from tests.engine.drafts.drafters import Helped, answer, eagle_head, engine_of, taught
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 from tests.random_gates import random_gate
 
 IMAGE = np.random.default_rng(0).integers(0, 256, (90, 60, 3), np.uint8)
@@ -31,7 +31,7 @@ Fresh = Callable[[Helped | None], ChatEngine]
 @pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
     """In float64, since drafts that nearly tie change places with the rounding of other passes."""
-    return talkative(tmp_path_factory.mktemp(request.param), request.param, torch.float64)
+    return varied_model(tmp_path_factory.mktemp(request.param), request.param, torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_rows_after_a_prefix(model: ChatModel, head: Eagle3Head):
 
 def test_in_slots_with_memory(tmp_path: Path):
     """After a fold that runs the window again, the head has read it again too. Memories are in float32."""
-    model = talkative(tmp_path / "base", "qwen2")
+    model = varied_model(tmp_path / "base", "qwen2")
     head = eagle_head(tmp_path / "head", model, drafts=model.config.vocab_size)
     rules = GateRules(sink=3, window=6, segment=8)
 

@@ -16,8 +16,8 @@ from edgeflow.scheduler.plan import DraftForm
 from edgeflow_client.errors import WorkerError
 from tests.chat_checkpoint import YARN
 from tests.engine.drafts.drafters import CPU, Knowing, answer, eagle, eagle_head, engine_of, taught
-from tests.engine.drafts.near_best import NEAR_OF_ROUNDED_ROWS, agreed, behind
-from tests.engine.drafts.talkative import talkative, write_talkative
+from tests.engine.drafts.near_ties import NEAR_OF_ROUNDED_ROWS, agreed, behind
+from tests.engine.drafts.varied_models import varied_model, write_talkative
 from tests.quantised import quantised_copies
 
 COUNT = 40
@@ -27,12 +27,12 @@ TEXTS = ("hello", "the cup is red")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    return varied_model(tmp_path_factory.mktemp("model"), "qwen2")
 
 
 @pytest.fixture(scope="module")
 def latent(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("latent"), "deepseek_v3", q_lora_rank=24, rope_parameters=YARN)
+    return varied_model(tmp_path_factory.mktemp("latent"), "deepseek_v3", q_lora_rank=24, rope_parameters=YARN)
 
 
 def forms(form: DraftForm) -> list[Knowing]:

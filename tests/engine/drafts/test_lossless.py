@@ -12,8 +12,8 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import DraftForm
 from tests.engine.drafts.drafters import (
@@ -26,7 +26,7 @@ from tests.engine.drafts.drafters import (
     knowing_kinds,
     taught,
 )
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 
 TEXTS = ["a b a b a b a", "what now?", "x"]
 IMAGE = np.random.default_rng(0).integers(0, 256, (90, 60, 3), np.uint8)
@@ -34,7 +34,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (90, 60, 3), np.uint8)
 
 @pytest.fixture(scope="module", params=["qwen2", "qwen2_5_vl"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp(request.param), request.param)
+    return varied_model(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +194,7 @@ def test_the_rows_of_a_pass_may_be_few(model: ChatModel):
 
 def test_weights_of_another_model_decode_what_the_first_has_read(model: ChatModel, head: Eagle3Head, tmp_path: Path):
     """Prompts by one model, answers by another: the drafts are those of the second one's answers."""
-    decode = talkative(tmp_path, model.name, intermediate_size=64)
+    decode = varied_model(tmp_path, model.name, intermediate_size=64)
     prompt, params = prompt_of(model, TEXTS[0]), SamplingParams(max_tokens=20)
     wanted = answer(engine_of(model, decode=decode), prompt, params).tokens
     assert wanted != undrafted(model, prompt, 20)

@@ -19,7 +19,7 @@ from edgeflow.models.memory_gate import GateRules
 from edgeflow.scheduler.plan import Before, DraftForm
 from tests.cases import by_night
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, taught
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 from tests.random_gates import random_gate
 
 LONGEST = 160
@@ -35,7 +35,7 @@ CHANGES = [
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    return varied_model(tmp_path_factory.mktemp("model"), "qwen2")
 
 
 @pytest.fixture(scope="module")

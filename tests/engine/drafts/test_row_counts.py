@@ -14,8 +14,8 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.verify.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from tests.engine.drafts.drafters import CPU
-from tests.engine.drafts.near_best import NEAR_OF_FLOATS, NEAR_OF_ROUNDED_ROWS
-from tests.engine.drafts.talkative import talkative, write_talkative
+from tests.engine.drafts.near_ties import NEAR_OF_FLOATS, NEAR_OF_ROUNDED_ROWS
+from tests.engine.drafts.varied_models import varied_model, write_talkative
 from tests.quantised import quantised_copies
 
 COUNTS = (1, 2, 3, 5, 9, 17, 30)
@@ -43,7 +43,7 @@ def off(model: ChatModel, kv_format: KVFormat | None = None) -> float:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    return varied_model(tmp_path_factory.mktemp("model"), "qwen2")
 
 
 def test_floats(model: ChatModel):

@@ -19,7 +19,7 @@ from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import VOCAB
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, knowing_kinds, taught
-from tests.engine.drafts.talkative import talkative
+from tests.engine.drafts.varied_models import varied_model
 
 COUNT = 30
 RULES: dict[str, dict[str, Any]] = {
@@ -34,7 +34,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
-    return talkative(tmp_path_factory.mktemp("model"), "qwen2")
+    return varied_model(tmp_path_factory.mktemp("model"), "qwen2")
 
 
 def told(engine: ChatEngine, prompt: Prompt, params: SamplingParams) -> tuple[Generation, list[TokenLogprobs]]:

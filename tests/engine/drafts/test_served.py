@@ -23,7 +23,7 @@ from edgeflow.scheduler.plan import DraftForm
 from tests.engine.chat.test_launch_ahead import ahead
 from tests.engine.chat.test_loop import CAPACITY, CPU, PASS_NS, SLOTS, ChatBench, K, built, frame, request_of, start
 from tests.engine.drafts.drafters import Knowing, answer, eagle, eagle_head, engine_of, poisoned, taught
-from tests.engine.drafts.talkative import write_talkative
+from tests.engine.drafts.varied_models import write_talkative
 from tests.tiny_checkpoint import write_checkpoint
 
 TEXT = "the arm is at rest and the cup is red. what is red?"

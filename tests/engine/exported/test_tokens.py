@@ -75,7 +75,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatModel, ChatMod
         kv=manifest.kv,
         width=config.hidden_size,
         vocabulary=config.vocab_size,
-        embeds=True,
+        token_towers=True,
         towers=sessions[StageName.TOWERS],
         prefills=sessions[StageName.PREFILL],
         steps=sessions[StageName.STEP],

@@ -15,7 +15,7 @@ from edgeflow.engine.sampling.draw import Rules
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
 from edgeflow.kernels.row_operators import greedy_reduced, greedy_reference
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 
 CPU = torch.device("cpu")
 SLOTS, PLACES = 6, 32

@@ -13,7 +13,7 @@ from edgeflow.lab.gpu.section_order import Order
 from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.worker.build import kv_need
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 
 
 @pytest.fixture

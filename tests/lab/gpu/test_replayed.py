@@ -27,7 +27,7 @@ from edgeflow.lab.gpu.sections.int4 import int4
 from edgeflow.lab.gpu.sections.policy_speed import policy
 from edgeflow.lab.gpu.sections.token_checks import tokens
 from edgeflow.lab.gpu.subjects.floors import DECODE_STEPS
-from tests.engine.recorded import record
+from tests.engine.recorded_graphs import record
 
 REPLAYABLE = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm")
 

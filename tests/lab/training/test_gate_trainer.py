@@ -25,7 +25,7 @@ from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import GateRules, MemoryGate
 from edgeflow_client.errors import ConfigError, Stopped
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.other_device import OTHER, other_device
+from tests.engine.emulated_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate, gate_header
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.other_device import OTHER, other_device
+from tests.engine.emulated_device import OTHER, other_device
 from tests.random_gates import SIZE, random_base, random_gate
 
 CPU = torch.device("cpu")

@@ -36,7 +36,7 @@ from tests import tiny_checkpoint
 from tests.cases import by_night
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.policies.flow import tiny
-from tests.policies.flow.served import RATE
+from tests.policies.flow.tiny_policies import RATE
 from tests.policies.flow.weights import Tiny
 from tests.quantised import quantised_copies
 

@@ -25,7 +25,7 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 from tests.cases import some_by_day
 from tests.chat_checkpoint import write_chat_checkpoint
-from tests.engine.other_device import OTHER, other_device
+from tests.engine.emulated_device import OTHER, other_device
 from tests.oracles import oracle
 
 BUNDLES = ["llama-tiny", "qwen2-tiny", "qwen25vl-tiny", "stories260K-hf"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.models.eagle3.config import Eagle3Config
-from edgeflow.models.eagle3.growing import TreeSizes
+from edgeflow.models.eagle3.trees import TreeSizes
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.chat import stems_of
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.eagle3.config import read_eagle3
-from edgeflow.models.eagle3.growing import TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes, grow
 from edgeflow.models.llama import LlamaDecoder, Taps
 from edgeflow.models.published import read_published
 from tests.oracles import oracle

@@ -15,7 +15,6 @@ from edgeflow.engine.control.denoising import FlowState
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError
-from tests.policies.flow.served import RATE, loaded
 from tests.policies.flow.tiny import (
     AFTER,
     BEFORE,
@@ -27,6 +26,7 @@ from tests.policies.flow.tiny import (
     change_tensors,
     write_checkpoint,
 )
+from tests.policies.flow.tiny_policies import RATE, loaded
 from tests.policies.flow.weights import NAMES, Tiny
 
 SMOL, PI0, PI05 = (Tiny(kind=kind) for kind in KINDS)

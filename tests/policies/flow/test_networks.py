@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from edgeflow_client.types import Mode
-from tests.policies.flow.served import answers, loaded, observation
 from tests.policies.flow.tiny import CHARACTERS, KINDS, TOP, WRIST, change_tensors, write_checkpoint
+from tests.policies.flow.tiny_policies import answers, loaded, observation
 from tests.policies.flow.twin import FlowPolicyTwin
 from tests.policies.flow.weights import NAMES, Tiny, weights_of
 

@@ -13,7 +13,6 @@ from edgeflow.contract import PROMPT, Image, Stage, StageProgram
 from edgeflow.engine.flow.frames import RTCSettings, Schedule
 from edgeflow.policies.flow.policy import DenoisingPolicy
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
-from tests.policies.flow.served import loaded, observation
 from tests.policies.flow.tiny import (
     ACTION,
     KINDS,
@@ -25,6 +24,7 @@ from tests.policies.flow.tiny import (
     write_checkpoint,
     write_json,
 )
+from tests.policies.flow.tiny_policies import loaded, observation
 from tests.policies.flow.weights import Tiny
 
 LIMITS = {"action_low": [-1.0, -2.0, 0.0], "action_high": [1.0, 2.0, 1.0]}

@@ -33,8 +33,8 @@ from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat,
 from edgeflow.lab.gpu.subjects.random_weights import random_weights
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.config import Eagle3Config
-from edgeflow.models.eagle3.growing import TreeSizes
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import TreeSizes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.scheduler.plan import DraftForm
 

@@ -19,7 +19,7 @@ from edgeflow.lab.verify.policies.flow.recorded_runs import Runner
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
 from tests.lab.demo.flow_training.reference import read_network, read_normaliser
 from tests.lab.demo.flow_training.sampling import integrate
-from tests.policies.flow.served import loaded
+from tests.policies.flow.tiny_policies import loaded
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

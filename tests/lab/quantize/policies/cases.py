@@ -14,7 +14,7 @@ from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
 from tests import tiny_checkpoint
 from tests.policies.flow import tiny
-from tests.policies.flow.served import observation
+from tests.policies.flow.tiny_policies import observation
 from tests.policies.flow.weights import Tiny
 
 TEXTS = ("lift it", "put it down")

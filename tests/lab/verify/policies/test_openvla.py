@@ -22,7 +22,7 @@ from edgeflow.lab.verify.policies.openvla import verify_bundle
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
-from tests.engine.other_device import OTHER, other_device
+from tests.engine.emulated_device import OTHER, other_device
 from tests.oracles import ORACLES
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.engine.recorded import READS_ON_THE_HOST
+from tests.engine.recorded_graphs import READS_ON_THE_HOST
 
 
 class OnTheDevice(TorchDispatchMode):

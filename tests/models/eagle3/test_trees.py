@@ -16,8 +16,8 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.models.eagle3.config import read_eagle3
-from edgeflow.models.eagle3.growing import Grown, TreeSizes, grow
 from edgeflow.models.eagle3.head import Eagle3Head
+from edgeflow.models.eagle3.trees import DraftedTrees, TreeSizes, grow
 from edgeflow.models.llama import LlamaDecoder
 from tests.models.eagle3.naive_head import NaiveHead, Path, naive_tree
 from tests.models.eagle3.random_head import (
@@ -106,7 +106,7 @@ def known(head: Eagle3Head, kv: KVSlots, texts: list[Sequence]) -> Tensor:
 @torch.inference_mode()
 def trees(
     head: Eagle3Head, kv: KVSlots, texts: list[Sequence], hidden: Tensor, sizes: TreeSizes, *, on_host: bool
-) -> Grown:
+) -> DraftedTrees:
     return grow(
         head,
         kv,
@@ -246,7 +246,7 @@ def test_nothing_is_read_on_the_host(tmp_path: FilePath, base: LlamaDecoder):
     assert grown.tokens.shape == grown.parents.shape == (count, 23) and grown.tokens.is_meta
 
 
-def check_structure(grown: Grown, head: Eagle3Head, sizes: TreeSizes) -> None:
+def check_structure(grown: DraftedTrees, head: Eagle3Head, sizes: TreeSizes) -> None:
     assert grown.tokens.shape == grown.parents.shape == (len(grown.tokens), sizes.rows - 1)
     assert ((grown.parents >= 0) & (grown.parents < torch.arange(1, sizes.rows))).all()
     assert torch.isin(grown.tokens, head.targets).all()

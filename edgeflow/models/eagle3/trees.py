@@ -65,7 +65,7 @@ class TreeSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class DraftedTrees:
     """The drafts of S trees, in the order of a verification's rows after its root."""
 
     tokens: Tensor
@@ -140,7 +140,7 @@ def grow(
     sizes: TreeSizes,
     reach: int = 0,
     on_host: bool,
-) -> Grown:
+) -> DraftedTrees:
     """Grow a tree after each of S sequences of draft slots.
 
     slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places after
@@ -217,10 +217,10 @@ def _best_first(scores: Tensor, count: int) -> Tensor:
     return torch.sort(scores, dim=1, descending=True, stable=True).indices[:, :count]
 
 
-def _chosen(scores: Tensor, tokens: Tensor, parents: Tensor, count: int) -> Grown:
+def _chosen(scores: Tensor, tokens: Tensor, parents: Tensor, count: int) -> DraftedTrees:
     """The best candidates in their own order. parents: each one's parent among the candidates, -1 for the root."""
     chosen = _best_first(scores, count).sort(1).values
     rows = torch.arange(1, count + 1, device=chosen.device).expand_as(chosen)
     row_of = torch.zeros_like(scores[:, :1], dtype=torch.long).repeat(1, scores.shape[1] + 1)  # the root's is 0
     row_of.scatter_(1, chosen + 1, rows)
-    return Grown(tokens.gather(1, chosen), row_of.gather(1, parents.gather(1, chosen) + 1))
+    return DraftedTrees(tokens.gather(1, chosen), row_of.gather(1, parents.gather(1, chosen) + 1))

@@ -26,7 +26,7 @@ def write_talkative(directory: Path, family: str, **config: Any) -> None:
     model.save_pretrained(directory)
 
 
-def talkative(directory: Path, family: str, dtype: torch.dtype = torch.float32, **config: Any) -> ChatModel:
+def varied_model(directory: Path, family: str, dtype: torch.dtype = torch.float32, **config: Any) -> ChatModel:
     """A model with such a checkpoint."""
     torch.set_num_threads(1)
     write_talkative(directory, family, **config)
