@@ -35,7 +35,7 @@ def test_a_device_of_another_name_is_rejected(kind: list[str], tmp_path: Path):
 @pytest.mark.parametrize("kind", ["--chat", "--logs"])
 def test_chat_models_are_of_no_kind_of_policy(kind: str, tmp_path: Path):
     error = refused(kind, "--policy", "flow", "--out", str(tmp_path))
-    assert isinstance(error, ConfigError) and str(error) == "policy: --chat and --logs train no policy, got flow"
+    assert isinstance(error, ConfigError) and str(error) == "policy: --chat and --logs do not train a policy, got flow"
 
 
 @pytest.mark.parametrize("seed", ["-1", "99999999999999999999999"])
