@@ -329,7 +329,7 @@ def test_a_wrong_file_is_rejected_by_name(tmp_path: Path, name: str, change: dic
 def test_a_damaged_file_is_reported_before_the_large_weights_are_read(tmp_path: Path, name: str, monkeypatch):
     directory = write_oft(tmp_path / "oft", SIZE)
     (directory / name).write_bytes(b"damaged")
-    for part in ("LlamaDecoder", "Vision"):
+    for part in ("LlamaDecoder", "OpenVLAVision"):
         monkeypatch.setattr(f"edgeflow.policies.openvla_oft.policy.{part}", None)
     with pytest.raises(CheckpointError, match=name):
         load(directory)
