@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.commands import doctor
-from edgeflow.commands.doctor import CheckOutcome
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
@@ -204,8 +203,7 @@ def test_a_failed_start_prints_one_line_and_exits_with_code_2(
 def test_a_busy_port_is_reported(flag: str):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        free = ("--grpc-port", "--http-port", "--health-port", "--robots-port")
-        ports = {**dict.fromkeys(free, "0"), flag: port}
+        ports = dict.fromkeys(("--grpc-port", "--http-port", "--health-port", "--robots-port"), "0") | {flag: port}
         result = run("serve", *[word for each in ports.items() for word in each])
     assert result.returncode == 2
     assert port in failure(result)
@@ -383,11 +381,11 @@ def test_doctor_names_the_extras():
 @pytest.mark.parametrize(
     ("module", "verdict", "found"),
     [
-        ("", CheckOutcome.OK, "installed"),
-        ("import no_such_part", CheckOutcome.OPTIONAL, "needs no_such_part; other operators serve"),
+        ("", doctor.CheckOutcome.OK, "installed"),
+        ("import no_such_part", doctor.CheckOutcome.OPTIONAL, "needs no_such_part; other operators serve"),
         (
             "raise OSError('libcuda.so.1 is not there')",
-            CheckOutcome.OPTIONAL,
+            doctor.CheckOutcome.OPTIONAL,
             "does not import: libcuda.so.1 is not there",
         ),
     ],
@@ -399,4 +397,4 @@ def test_doctor_says_why_flashinfer_cannot_be_used(tmp_path, monkeypatch, module
     (finding,) = doctor._flashinfer()
     sys.modules.pop("flashinfer", None)
     assert finding.verdict is verdict and found in finding.found
-    assert ("constraints/cuda.txt" in finding.advice) is (verdict is CheckOutcome.OPTIONAL)
+    assert ("constraints/cuda.txt" in finding.advice) is (verdict is doctor.CheckOutcome.OPTIONAL)

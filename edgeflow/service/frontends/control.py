@@ -58,7 +58,7 @@ class CheckedObservation:
     """Arrival time on the machine's monotonic clock."""
 
 
-class Control:
+class ControlView:
     """Single observations and their answers, at most ACTS_AT_ONCE at a time, and the last state that control sent.
 
     inputs: what the policy needs; None before the first worker is ready.

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
-from edgeflow.service.frontends.control import Control
+from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.sessions import NoAction, RobotAnswer, RobotConnection, reason_of, rows_of
@@ -62,7 +62,7 @@ class OpenpiConversation:
         self,
         config: ServiceConfig,
         *,
-        control: Control,
+        control: ControlView,
         connection: RobotConnection,
         path: str,
         log: Log,

@@ -40,7 +40,7 @@ from edgeflow.service.children.messages import (
 from edgeflow.service.children.start import ROBOTS, ChildStart
 from edgeflow.service.frontends import openpi, openvla
 from edgeflow.service.frontends.act import body_bytes
-from edgeflow.service.frontends.control import CheckedObservation, Control
+from edgeflow.service.frontends.control import CheckedObservation, ControlView
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.openpi import OpenpiConversation
@@ -82,7 +82,7 @@ class RobotsFront(ServingChild):
         super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
         self._listener = start.listener
         self._config = config
-        self._control = Control(self._link, config)
+        self._control = ControlView(self._link, config)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
         self._authenticator = Authenticator(None, self.metrics, self._log, peers=peers)
         self._sessions = SessionsAtControl(self._link, config)

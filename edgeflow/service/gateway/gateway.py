@@ -33,7 +33,7 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
-from edgeflow.service.frontends.control import Control
+from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
@@ -76,7 +76,7 @@ class Gateway(ServingChild):
         super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
         self._listener = start.listener
         self._config = config
-        self._control = Control(self._link, config)
+        self._control = ControlView(self._link, config)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
@@ -238,13 +238,13 @@ def _labelled(line: str, process: str) -> str:
     return f'{line[:space]}{{process="{process}"}}{line[space:]}'
 
 
-def build_app(config: ServiceConfig, control: Control, chat: ChatSide | None, shown: Gateway) -> Starlette:
+def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
     return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 
-def _act(observations: Observations, control: Control, shown: Gateway) -> list[Route]:
+def _act(observations: Observations, control: ControlView, shown: Gateway) -> list[Route]:
     async def act(request: Request) -> Response:
         """Return the action for one observation."""
         _check_open(shown)
@@ -257,7 +257,7 @@ def _act(observations: Observations, control: Control, shown: Gateway) -> list[R
     return [Route("/v1/act", act, methods=["POST"])]
 
 
-def _state(control: Control, shown: Gateway) -> list[Route]:
+def _state(control: ControlView, shown: Gateway) -> list[Route]:
     async def healthz(_: Request) -> Response:
         """Liveness: 503 means that the process should be restarted."""
         state = control.state

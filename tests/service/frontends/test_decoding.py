@@ -12,7 +12,7 @@ import pytest
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children.messages import ACTS_AT_ONCE, ActCancel
 from edgeflow.service.frontends import control as control_module
-from edgeflow.service.frontends.control import CheckedObservation, Control, ObservationDecoder
+from edgeflow.service.frontends.control import CheckedObservation, ControlView, ObservationDecoder
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow_client.errors import ResourceExhausted
@@ -88,8 +88,8 @@ async def left(task: asyncio.Task) -> None:
         await task
 
 
-def control(link: Deaf, **settings) -> Control:
-    return Control(link, ServiceConfig.model_validate({"decode_threads": 1, **settings}))  # type: ignore[arg-type]
+def control(link: Deaf, **settings) -> ControlView:
+    return ControlView(link, ServiceConfig.model_validate({"decode_threads": 1, **settings}))  # type: ignore[arg-type]
 
 
 async def test_no_more_decodings_run_than_there_are_threads_when_clients_leave(slow: HeldDecodings):
