@@ -67,7 +67,7 @@ class FrameRecord:
     plan: ExecutedRows | None = None
     """The rows executed from its capture on, as known when it was launched."""
     seam: Seam = Seam.NONE
-    """How the answer joins `plan`, or why there is no plan."""
+    """Seam between `plan` and the answer; without a plan, the reason."""
     is_continued: bool = False
     """True when the answer continues `plan`."""
 
