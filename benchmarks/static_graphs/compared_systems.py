@@ -137,6 +137,7 @@ class EngineSide:
         self._layouts = FlowLayouts(shape.sizes, decoder.kinds, CPU)
         self._nothing = torch.empty(0, 1)
         self._state = torch.zeros(1, shape.config.flow.state_dims)
+        self._times = network.time_table(shape.sizes.times)
         self._ids = torch.zeros(shape.text, dtype=torch.long)
 
     @torch.inference_mode()
@@ -175,6 +176,6 @@ class EngineSide:
         if x is None:
             return network.decoder.forward(prefix, self._nothing, places.rows, self._kv)
         count, horizon = x.shape[:2]
-        times = RowTimes.of(torch.ones(count), torch.zeros(count, horizon, dtype=torch.bool))
+        times = RowTimes(self._times, torch.zeros(count, horizon, dtype=torch.int64))
         rows, condition = network.embed_step(x, times, self._state.expand(count, -1))
         return network.velocity(network.decoder.forward(prefix, rows, places.rows, self._kv, condition))

@@ -180,6 +180,10 @@ class GroupedDecoder:
             shift=self._find("shift_kv", "prefix"),
         )
 
+    def modulation(self, conditions: Tensor) -> Tensor:
+        """The numbers of the suffix's adaptive norms for each of m conditions [m, E'], for `NormCondition`."""
+        return self._suffix.norms.modulation(conditions)
+
     def forward(
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: NormCondition | None = None
     ) -> Tensor:

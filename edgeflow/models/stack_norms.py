@@ -37,44 +37,38 @@ class StackSizes:
 
 @dataclass(frozen=True, slots=True)
 class NormCondition:
-    """The source of the numbers of adaptive norms."""
+    """The numbers of adaptive norms in a pass."""
 
-    values: Tensor
-    """[n, E]: the different conditions."""
+    table: Tensor
+    """[m, 2 L + 1, 3, E] float32: factor, shift and gate of every norm for each condition (`StackNorms.modulation`)."""
     of_row: Tensor
-    """[L_S] int64: the index of each suffix row's condition."""
+    """[L_S] int64: the index of each row's condition."""
+
+    def part(self, norm: int, part: int) -> Tensor:
+        """Factor, shift or gate of a norm for each row: [L_S, E]"""
+        return self.table[:, norm, part].index_select(0, self.of_row)
 
 
 Find = Callable[[str, str, torch.dtype], Any]
 """(operator, role, dtype) → the function that the operator table has for it"""
 
 
-@dataclass(frozen=True, slots=True)
-class Modulation:
-    """The numbers of a pass for adaptive norms."""
-
-    values: Tensor
-    """[2 N + 1, 3, n, E] float32: factor, shift and gate of every norm for each condition."""
-    of_row: Tensor
-    """[L_S] int64: the index of each row's condition."""
-
-    def part(self, norm: int, part: int) -> Tensor:
-        """Factor, shift or gate of a norm for each row: [L_S, E]"""
-        return self.values[norm, part].index_select(0, self.of_row)
-
-
 class StackNorms:
     """The norms of a stack by number: two of each layer, then the final one.
 
-    names: published ones, in this order.
+    names: published ones, in this order. Weights of adaptive ones are read when the numbers of conditions are computed,
+    once for all passes.
     """
 
     def __init__(self, sizes: StackSizes, weights: Weights, names: Sequence[str], find: Find) -> None:
         self._width, self._eps, self._dtype = sizes.width, sizes.eps, weights.dtype
         in_float32 = sizes.plus_one or sizes.adaptive
         stored = weights.to(torch.float32) if in_float32 else weights
-        self._dense = self._read_dense(stored, names) if sizes.adaptive else None
+        self._dense = [stored.under(f"{name}.dense.") for name in names] if sizes.adaptive else None
         if self._dense is not None:
+            for dense in self._dense:
+                dense.check("weight", 3 * sizes.width, sizes.width)
+                dense.check("bias", 3 * sizes.width)
             self._weights = torch.ones(len(names), sizes.width, device=weights.device)
         else:
             plain = torch.stack([stored.take(f"{name}.weight", sizes.width) for name in names])
@@ -83,40 +77,31 @@ class StackNorms:
         self._norm: RmsNorm = find("rms_norm", "input", self._weights.dtype)
         self._add_norm: AddRmsNorm = find("add_rms_norm", "input", self._weights.dtype)
 
-    def _read_dense(self, weights: Weights, names: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """The projections of all adaptive norms, one after the other: [(2 N + 1) 3E, E] and bias.
-
-        Scales are stored less one, so the bias of each has one more.
-        """
-        width = self._width
-        dense = [weights.take(f"{name}.dense.weight", 3 * width, width) for name in names]
-        bias = [weights.take(f"{name}.dense.bias", 3 * width) for name in names]
-        biases = torch.stack(bias).view(len(names), 3, width)
-        biases[:, 0] += 1
-        return torch.cat(dense), biases.flatten()
-
-    def modulation(self, condition: NormCondition | None) -> Modulation | None:
-        """The numbers of a pass; None where norms are not adaptive. ValueError where they are and have no condition."""
-        if self._dense is None:
-            return None
-        if condition is None:
-            raise ValueError("the norms of this stack need a condition")
-        numbers = F.linear(condition.values.float(), *self._dense)
-        numbers = numbers.view(-1, len(self._weights), 3, self._width).permute(1, 2, 0, 3)
-        return Modulation(numbers, condition.of_row)
+    def modulation(self, conditions: Tensor) -> Tensor:
+        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one."""
+        found = []
+        for dense in self._dense or ():
+            bias = dense["bias"]
+            bias[: self._width] += 1
+            found.append(F.linear(conditions.float(), dense["weight"], bias).view(-1, 3, self._width))
+        return torch.stack(found, dim=1)
 
     def __call__(
-        self, index: int, added: Tensor | None, residual: Tensor, modulation: Modulation | None
+        self, index: int, added: Tensor | None, residual: Tensor, condition: NormCondition | None
     ) -> tuple[Tensor, Tensor]:
-        """The norm of residual + added, and the sum; both inputs are given away."""
+        """The norm of residual + added, and the sum; both inputs are given away. ValueError for adaptive norms without
+        a condition.
+        """
         weight = self._weights[index]
         if added is not None and not self._wide:
             x, residual = self._add_norm(added, residual, weight, self._eps)
         else:
             residual = residual if added is None else residual.add_(added)
             x = self._norm(residual.to(weight.dtype), weight, self._eps)
-        if modulation is not None:
-            x = torch.addcmul(modulation.part(index, 1), x, modulation.part(index, 0))
+        if self._dense is not None:
+            if condition is None:
+                raise ValueError("the norms of this stack need a condition")
+            x = torch.addcmul(condition.part(index, 1), x, condition.part(index, 0))
         return x.to(self._dtype), residual
 
 
@@ -126,17 +111,17 @@ class ResidualRows:
     def __init__(self, norms: StackNorms, hidden: Tensor, condition: NormCondition | None) -> None:
         self.count = len(hidden)
         self._norms = norms
-        self._modulation = norms.modulation(condition) if self.count else None
+        self._condition = condition
         self._residual = hidden.clone()
         self._added: Tensor | None = None
         self._next = 0
 
     def normed(self) -> Tensor:
         """The input of the next sub-layer, or of the head after the last one."""
-        x, self._residual = self._norms(self._next, self._added, self._residual, self._modulation)
+        x, self._residual = self._norms(self._next, self._added, self._residual, self._condition)
         self._next += 1
         return x
 
     def add(self, x: Tensor) -> None:
         """Take the output of a sub-layer; adaptive norms scale it by the gate of the norm before it."""
-        self._added = x if self._modulation is None else x * self._modulation.part(self._next - 1, 2).to(x.dtype)
+        self._added = x if self._condition is None else x * self._condition.part(self._next - 1, 2).to(x.dtype)

@@ -115,8 +115,7 @@ class FlowProgram:
         time = self._times[places.steps]
         inputs = StepInputs(
             x=x.flatten(0, 1),
-            time=_each(time, count),
-            clean=self._clean(clean, len(x)),
+            times=_each(self._times_of(places.steps, clean), count),
             state=_each(state.state[slots], count),
         )
         velocity = self._velocity(places, prefixes, inputs).view(x.shape)
@@ -132,13 +131,11 @@ class FlowProgram:
             raise RuntimeError("a pass with steps gave no velocities")
         return velocity
 
-    def _clean(self, clean: Tensor | None, frames: int) -> Tensor:
-        """[n M, H]"""
+    def _times_of(self, steps: Tensor, clean: Tensor | None) -> Tensor:
+        """The index of each row's flow time [n, H]."""
         if clean is None:
-            return torch.zeros(
-                frames * self._sizes.candidates, len(self._rows), dtype=torch.bool, device=self._rows.device
-            )
-        return _each(clean, self._sizes.candidates)
+            return steps[:, None].expand(-1, len(self._rows))
+        return torch.where(clean, self._sizes.steps, steps[:, None])
 
     def _guided(self, x: Tensor, velocity: Tensor, time: Tensor, places: PlacedPass) -> Tensor:
         """The velocity [n, M, H, A], drawn to the target of each frame."""

@@ -179,7 +179,7 @@ class StaticStages:
         self._held: dict[int, _Held] = {}
         self._written = [0] * there  # places of each slot that are not zeros
         self._prefixes = [_Prefix(self, index, masks) for index, masks in enumerate(self._masks)]
-        self._steps = {each.graph.batch: _FlowStep(self, each, sizes.steps) for each in graphs.steps}
+        self._steps = {each.graph.batch: _FlowStep(self, each) for each in graphs.steps}
         self._candidates = sizes.candidates
 
     def rows(self, frame: FlowFrame) -> int:
@@ -277,12 +277,11 @@ class _Prefix:
 
 
 class _FlowStep(BatchedStep):
-    """A step of one batch. steps: N, the index of flow time 0."""
+    """A step of one batch."""
 
-    def __init__(self, stages: StaticStages, session: GraphSession, steps: int) -> None:
+    def __init__(self, stages: StaticStages, session: GraphSession) -> None:
         super().__init__(session, stages.kv)
         self._stages = stages
-        self._clean = steps
         for name in ("seen", "crossed"):
             if name in self._inputs:
                 self._inputs[name][:] = True  # lines that are ignored see something
@@ -292,9 +291,8 @@ class _FlowStep(BatchedStep):
     def run(self, batch: StepBatch, frames: Sequence[StepSegment], inputs: StepInputs, velocity: Tensor) -> None:
         """Velocities of the batch's rows."""
         rows, lines, given = list(batch.rows), list(batch.lines), self._inputs
-        steps = torch.tensor([frames[row].step - 1 for row in rows])[:, None]
         given["x"][lines] = inputs.x[rows].numpy()
-        given["times"][lines] = torch.where(inputs.clean[rows], self._clean, steps).numpy()
+        given["times"][lines] = inputs.times[rows].numpy()
         if "state" in given:
             given["state"][lines] = inputs.state[rows].numpy()
         for row, line in zip(rows, lines, strict=True):

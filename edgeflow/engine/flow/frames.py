@@ -80,6 +80,11 @@ class FlowSizes:
         """Flow time at which a step begins, 1 for the first: 1 + (step - 1) dt."""
         return 1.0 + (step - 1) * (-1.0 / self.steps)
 
+    @property
+    def times(self) -> Tensor:
+        """[N + 1] float32: flow times of the steps, then 0, that of clean rows."""
+        return torch.tensor([*(self.time(step) for step in range(1, self.steps + 1)), 0.0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Guidance:
@@ -119,17 +124,10 @@ class FlowFrame:
 class RowTimes:
     """Flow times of the rows of a step."""
 
-    values: Tensor
-    """[m] float32: the different times."""
+    table: Tensor
+    """[N + 1, ...]: what a network made of all flow times (`FlowNetwork.time_table`)."""
     of_row: Tensor
     """[n, H] int64: the index of each row's time."""
-
-    @classmethod
-    def of(cls, time: Tensor, clean: Tensor) -> RowTimes:
-        """time [n] float32: of each candidate; clean [n, H] bool: rows whose time is 0."""
-        count = len(time)
-        own = torch.arange(count, device=time.device)[:, None]
-        return cls(torch.cat([time, time.new_zeros(1)]), torch.where(clean, count, own))
 
 
 MOST_GUIDANCE = 100.0

@@ -160,6 +160,7 @@ class PackedStages:
         self.launch_ahead = int(self.device.type == "cuda" and not decoder.reads_places)
         self.layouts = FlowLayouts(sizes, decoder.kinds, self.device)
         self._network = network
+        self._times = network.time_table(sizes.times.to(self.device))
         self._nothing = torch.empty(0, 1, device=self.device)  # stands for rows that a pass does not have
 
     def rows(self, frame: FlowFrame) -> int:
@@ -182,8 +183,7 @@ class PackedStages:
         if steps is None:
             network.decoder.forward(rows, self._nothing, places.rows, self.kv)
             return None
-        times = RowTimes.of(steps.time, steps.clean)
-        hidden, condition = network.embed_step(steps.x, times, steps.state)
+        hidden, condition = network.embed_step(steps.x, RowTimes(self._times, steps.times), steps.state)
         return network.velocity(network.decoder.forward(rows, hidden, places.rows, self.kv, condition))
 
 

@@ -55,12 +55,11 @@ class PrefixInputs:
 class StepInputs:
     """The inputs of n frames that step, M candidates of each one after the other, on the device.
 
-    x [n M, H, A]; time [n M] float32: flow time; clean [n M, H] bool: rows whose time is 0; state [n M, S'].
+    x [n M, H, A]; times [n M, H] int64: the index of each row's flow time in `FlowSizes.times`; state [n M, S'].
     """
 
     x: Tensor
-    time: Tensor
-    clean: Tensor
+    times: Tensor
     state: Tensor
 
 
@@ -134,6 +133,10 @@ class FlowNetwork(Protocol):
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         """Images [C, 3, h, w], token ids [t] and state [B, S] of B frames → B tensors [prefix_rows, E], all on the
         device, without reading anything on the host."""
+        ...
+
+    def time_table(self, times: Tensor) -> Tensor:
+        """Flow times [N + 1] float32 → what steps read of them, computed once: [N + 1, ...] float32"""
         ...
 
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:

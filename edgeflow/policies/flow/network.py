@@ -58,15 +58,14 @@ class TimeMixing:
         *,
         table: OperatorTable | None = None,
     ) -> None:
-        self._time = TimeEmbedding(width, periods, weights.device)
+        self.time = TimeEmbedding(width, periods, weights.device)
         self._action = projection(weights, "action_in_proj", width, dims, table=table)
         self._mix = projection(weights, "action_time_mlp_in", width, 2 * width, table=table)
         self._out = projection(weights, "action_time_mlp_out", width, width, table=table)
 
     def __call__(self, x: Tensor, times: RowTimes) -> Tensor:
-        """Latent actions [n, H, A] and the flow times of their rows → rows [n, H, E'] float32"""
-        embedded = self._time(times.values)[times.of_row]
-        mixed = self._mix(torch.cat([self._action(x.float()), embedded], dim=-1))
+        """Latent actions [n, H, A] and the flow times of their rows, embedded by `time` → rows [n, H, E'] float32"""
+        mixed = self._mix(torch.cat([self._action(x.float()), times.table[times.of_row]], dim=-1))
         return self._out(F.silu(mixed))
 
 
@@ -112,6 +111,10 @@ class PrefixedNetwork(PackedNetwork, ABC):
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         """As in FlowNetwork."""
         return self.prefix(pixel_values, prompt_ids, state)
+
+    @abstractmethod
+    def time_table(self, times: Tensor) -> Tensor:
+        """As in FlowNetwork."""
 
     @abstractmethod
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:

@@ -132,6 +132,8 @@ class FlowArchitecture(Generic[Network]):
     vision: VisionNumbers
     weights: Callable[[Shapes], WeightNumbers]
     """Counts the weights that are loaded."""
+    time_numbers: int
+    """Numbers that steps read of each flow time (FlowNetwork.time_table)."""
     margin: Margin
     bounded: bool
     """True where the state has a range whatever its statistics are."""
@@ -330,7 +332,10 @@ class PublishedFlow:
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Memory of what is loaded, and of sessions."""
-        return self._architecture.footprint(self._architecture.weights(self._shapes), self._sizes, dtype)
+        architecture, sizes = self._architecture, self._sizes
+        weights = architecture.weights(self._shapes)
+        floats = weights.floats + (sizes.steps + 1) * architecture.time_numbers
+        return architecture.footprint(replace(weights, floats=floats), sizes, dtype)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Read the weights and the tokenizer; CheckpointError says what is wrong with them."""

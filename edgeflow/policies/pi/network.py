@@ -32,8 +32,10 @@ OLDER_TOWER = "vision_model."
 EPS = 1e-6
 EDGES = np.linspace(-1.0, 1.0, 257)[:-1]
 BINS = range(-1, len(EDGES))
+NORMS = "norm.dense"
+"""Projections of adaptive norms, which are not kept: all that steps read of them is `PiNetwork.time_table`."""
 DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
-FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "state_proj", "time_mlp", "norm.dense")
+FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "state_proj", "time_mlp")
 EMBEDDING, HEADS = "language_model.embed_tokens.weight", ("gemma_expert.lm_head", "paligemma.lm_head")
 
 
@@ -51,18 +53,21 @@ class PiNetwork(PrefixedNetwork):
             self._time = TimeEmbedding(expert.width, config.flow.periods, placement.device)
             self._action = projection(floats, "action_in_proj", expert.width, dims, table=placement.table)
             mlp = "time_mlp" if "time_mlp_in.weight" in weights else "action_time_mlp"
-            self._mlp = [
-                projection(floats, f"{mlp}_{part}", expert.width, expert.width, table=placement.table)
-                for part in ("in", "out")
-            ]
+            self._mlp = [_dense(floats, f"{mlp}_{part}", expert.width) for part in ("in", "out")]
         else:
             self._mixing = TimeMixing(_repaired(floats), expert.width, dims, config.flow.periods, table=placement.table)
             self._state = projection(floats, "state_proj", expert.width, config.flow.state_dims, table=placement.table)
 
+    def time_table(self, times: Tensor) -> Tensor:
+        """As in FlowNetwork: embeddings [N + 1, E'], in π0.5 the numbers of all norms [N + 1, 2 L + 1, 3, E']."""
+        if self._config.adaptive:
+            return self.decoder.modulation(self.condition(times))
+        return self._mixing.time(times)
+
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         """As in FlowNetwork: rows of the actions, in π0 after a row of the state."""
         if self._config.adaptive:
-            condition = NormCondition(self.condition(times.values), times.of_row.flatten())
+            condition = NormCondition(times.table, times.of_row.flatten())
             return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
         rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, times)], dim=1)
         return rows.flatten(0, 1).to(self.decoder.dtype), None
@@ -70,8 +75,8 @@ class PiNetwork(PrefixedNetwork):
     def condition(self, time: Tensor) -> Tensor:
         """The condition of π0.5's norms: flow times [n] → [n, E'] float32"""
         x = self._time(time)
-        for layer in self._mlp:
-            x = F.silu(layer(x))
+        for weight, bias in self._mlp:
+            x = F.silu(F.linear(x, weight, bias))
         return x
 
     def velocity(self, hidden: Tensor) -> Tensor:
@@ -132,6 +137,11 @@ def _repaired(weights: Weights) -> Weights:
     return weights.renamed({f"time_mlp_{part}": f"action_time_mlp_{part}" for part in ("in", "out")})
 
 
+def _dense(weights: Weights, name: str, width: int) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a square projection."""
+    return weights.take(f"{name}.weight", width, width), weights.take(f"{name}.bias", width)
+
+
 def _stack(sizes: GemmaSizes, *, adaptive: bool = False) -> StackSizes:
     return StackSizes(
         width=sizes.width, inner=sizes.inner, eps=EPS, gelu=True, plus_one=not adaptive, adaptive=adaptive
@@ -180,7 +190,7 @@ def prompt_text(task: str, numbers: tuple[int, ...]) -> str:
 
 def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
     """The architecture of a configuration. In π0.5 the prompt holds the state, within its range."""
-    vision, patches = config.vision, image_rows(config)
+    vision, expert, patches = config.vision, config.expert, image_rows(config)
     return FlowArchitecture(
         family=config.kind,
         flow=config.flow,
@@ -188,6 +198,7 @@ def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
         stacks=stacks_of(config),
         vision=VisionNumbers(patches=patches, width=vision.width, inner=vision.inner, rows=patches),
         weights=_weights,
+        time_numbers=expert.width * (3 * (2 * expert.depth + 1) if config.adaptive else 1),
         margin=Margin.AROUND,
         bounded=config.adaptive,
         texts=partial(StateTexts, dims=config.flow.state) if config.adaptive else TaskTexts,
@@ -198,4 +209,5 @@ def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
 def _weights(shapes: Shapes) -> WeightNumbers:
     """Without the heads of language models, which are not used but as an embedding."""
     both = any(EMBEDDING in name for name in shapes)
-    return WeightNumbers.of(shapes, decoder=DECODER, floats=FLOATS, unused=HEADS if both else HEADS[:1])
+    heads = HEADS if both else HEADS[:1]
+    return WeightNumbers.of(shapes, decoder=DECODER, floats=FLOATS, unused=(*heads, NORMS))

@@ -47,6 +47,10 @@ class SmolVLANetwork(PrefixedNetwork):
         self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods, table=placement.table)
         self._out = projection(floats, "action_out_proj", flow.dims, config.expert_width, table=placement.table)
 
+    def time_table(self, times: Tensor) -> Tensor:
+        """As in FlowNetwork: embeddings [N + 1, E']."""
+        return self._mixing.time(times)
+
     def embed_step(
         self,
         x: Tensor,
@@ -123,6 +127,7 @@ def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
             rows=config.image_rows,
         ),
         weights=partial(_weights, layers),
+        time_numbers=config.expert_width,
         margin=Margin.LEFT_TOP,
         bounded=False,
         texts=TaskTexts,

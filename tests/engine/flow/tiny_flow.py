@@ -140,17 +140,16 @@ class TinyNetwork:
             found.append(torch.cat(parts))
         return found
 
+    def time_table(self, times: Tensor) -> Tensor:
+        turned = torch.sin(times[:, None].to(self.dtype) * 3 + self._weights["time"])  # [N + 1, E']
+        return self.decoder.modulation(turned) if self.shape.adaptive else turned
+
     def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
         weights, sizes = self._weights, self.shape.sizes
         rows = x.to(self.dtype) @ weights["action_in"].T  # [n, H, E']
-        turned = torch.sin(times.values[times.of_row][..., None].to(self.dtype) * 3 + weights["time"])  # [n, H, E']
-        condition = None
-        if self.shape.adaptive:
-            condition = NormCondition(
-                turned.flatten(0, 1), torch.arange(turned.shape[0] * turned.shape[1], device=x.device)
-            )
-        else:
-            rows = rows + turned
+        condition = NormCondition(times.table, times.of_row.flatten()) if self.shape.adaptive else None
+        if condition is None:
+            rows = rows + times.table[times.of_row]
         if sizes.lead:
             rows = torch.cat([(state.to(self.dtype) @ weights["lead"].T)[:, None], rows], dim=1)
         return rows.flatten(0, 1), condition

@@ -76,9 +76,7 @@ class _FlowStages:
         self._network = export.network
         self._decoder: GroupedDecoder = export.network.decoder
         self._capacity = past + export.sizes.rows
-        sizes = export.sizes
-        times = [sizes.time(step) for step in range(1, sizes.steps + 1)]
-        self._times = torch.tensor([*times, 0.0])
+        self._times = export.network.time_table(export.sizes.times)  # a constant of every graph of a step
         self._decoder.rotary(self._capacity)  # created here, so that it is a constant of every graph
 
     def towers(self, bucket: Bucket) -> StageGraph:

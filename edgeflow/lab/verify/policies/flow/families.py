@@ -70,8 +70,7 @@ class _PiInputs:
             chunk, action = stored[CHUNK].double(), normalisation.action
             values[RESTORED] = chunk if action is None else torch.from_numpy(action.restored(chunk.numpy()))
         if self._config.adaptive:
-            times = torch.tensor([sizes.time(step) for step in range(1, sizes.steps + 1)])
-            condition = self._network.condition(times.to(self._network.decoder.device)).cpu()
+            condition = self._network.condition(sizes.times[:-1].to(self._network.decoder.device)).cpu()
             values["mid.adarms_cond"] = condition[:, None].expand(-1, len(states), -1)
             values["in.state_bins"] = torch.tensor([bins(state) for state in states])
         return values

@@ -55,11 +55,11 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
     (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
     kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
     hidden, _ = decoder.run(embeddings, embeddings[:0], begin.rows, kv, None, whole=True)
-    times = torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)], device=device)
-    clean = torch.zeros(1, sizes.horizon, dtype=torch.bool, device=device)
+    table = network.time_table(sizes.times.to(device))
+    of_rows = torch.arange(sizes.steps, device=device)[:, None, None].expand(-1, 1, sizes.horizon)
     embedded = [
-        network.embed_step(each[None].to(device), RowTimes.of(time[None], clean), state[:, : sizes.state])
-        for each, time in zip(x, times, strict=True)
+        network.embed_step(each[None].to(device), RowTimes(table, of_row), state[:, : sizes.state])
+        for each, of_row in zip(x, of_rows, strict=True)
     ]
     rows, condition = embedded[0]
     last = decoder.forward(embeddings[:0], rows, step.rows, kv, condition)
@@ -97,7 +97,7 @@ def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBat
         "mid.image_masks": _slots(torch.ones(images.shape[:2]), stored.get("mid.image_masks"), 0),
         PAD_MASK: pad,
         "mid.prefix_att_masks": _blocks(pad, sizes.closing),
-        "mid.timesteps": torch.tensor([sizes.time(index) for index in range(1, sizes.steps + 1)]),
+        "mid.timesteps": sizes.times[:-1],
         "mid.suffix_embs": torch.stack([inside.rows for inside in frames], dim=1),
         "mid.suffix_last_hidden_step0": torch.stack([inside.last for inside in frames]),
         "mid.suffix_position_ids": torch.stack([inside.step_turned for inside in frames]),
