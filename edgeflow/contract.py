@@ -209,6 +209,8 @@ class PassTimes:
     """Time of K-1 decode rows."""
     row_ns: int = 0
     """Time of each row beyond K-1 decode rows per prefill."""
+    whole_ns: int = 0
+    """Time of a frame that takes all of its passes in one; 0 where none does."""
     launch_ns: int = 0
     """Host time before the device can begin a pass, which is launched while the last one runs; 0 if launching also
     computes.
@@ -219,12 +221,15 @@ class PassTimes:
         """Passes that may be in flight while the next one is planned."""
         return int(self.launch_ns > 0)
 
-    def pass_ns(self, prefills: int, decodes: int) -> int:
+    def pass_ns(self, prefills: int, decodes: int, whole: bool = False) -> int:
         """The time of a pass of any shape, interpolated between the measured corners with slopes of at least 0.
 
         decodes: rows that do not belong to prompts. If K is 2, there is one corner without a prefill: a further row
-        then costs as much as beside a prefill, but no more than by itself.
+        then costs as much as beside a prefill, but no more than by itself. whole: frames take all of their passes in
+        it.
         """
+        if whole:
+            return self.whole_ns
         others = max(self.stages - 1, 1)
         if prefills == 0:
             slope = max(self.decodes_ns - self.decode_ns, 0)
@@ -239,11 +244,12 @@ class PassTimes:
     def scaled(self, percent: int) -> PassTimes:
         """All pass times multiplied by percent / 100, at least 1 ns; launch_ns stays."""
         passes = {name: max(getattr(self, name) * percent // 100, 1) for name in (*_WITH_PREFILL, *_WITHOUT)}
-        return replace(self, **passes, row_ns=self.row_ns * percent // 100)
+        others = {name: getattr(self, name) * percent // 100 for name in ("row_ns", "whole_ns")}
+        return replace(self, **passes, **others)
 
     def corrected(self, percent: int, *, with_prefill: bool) -> PassTimes:
         """The times with only those of passes with, or without, a prefill multiplied by percent / 100."""
-        moved, names = self.scaled(percent), (*_WITH_PREFILL, "row_ns") if with_prefill else _WITHOUT
+        moved, names = self.scaled(percent), (*_WITH_PREFILL, "row_ns", "whole_ns") if with_prefill else _WITHOUT
         return replace(self, **{name: getattr(moved, name) for name in names})
 
 

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
-from edgeflow.engine.control.denoising import FlowEngine, flow_engine
-from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.offline import OfflineRun, limits_for, sample_observations
+from edgeflow.engine.control.engine import EngineOptions, FlowEngine, flow_engine
+from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import chunk_objection
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.policy import FlowPolicy

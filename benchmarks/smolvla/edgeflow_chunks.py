@@ -14,8 +14,7 @@ from torch import Tensor
 
 from benchmarks.smolvla.random_smolvla import CAMERAS, NUMBERS, STATE, TASK, TOKENS, statistics
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.engine import EngineOptions, FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.placement import operator_table

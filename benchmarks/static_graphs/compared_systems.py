@@ -18,8 +18,8 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces, PrefixSegment, StepSegment
 from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
 from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.kv.slots import rounded_capacity
@@ -134,7 +134,7 @@ class EngineSide:
         self._network, self._shape, self._frames = network, shape, frames
         decoder = network.decoder
         self._kv = decoder.kv_slots(frames + 1, rounded_capacity(shape.prefix + shape.sizes.rows))
-        self._layouts = FlowLayouts(shape.sizes, decoder.kinds, CPU)
+        self._layouts = FlowLayouts(shape.sizes, decoder.kinds)
         self._nothing = torch.empty(0, 1)
         self._state = torch.zeros(1, shape.config.flow.state_dims)
         self._times = network.time_table(shape.sizes.times)
@@ -165,17 +165,17 @@ class EngineSide:
         keys: Tensor = self._kv.layer(layer).keys[0, : self._shape.prefix]
         return keys
 
-    def _places(self, begins: int | None, steps: range | tuple[()]) -> FlowPlaces:
+    def _places(self, begins: int | None, steps: range | tuple[()]) -> FlowRows:
         rows = self._shape.prefix
         begin = [] if begins is None else [PrefixSegment(slot=begins, rows=rows)]
         stepping = [StepSegment(slot=slot, prefix=rows, step=1) for slot in steps]
-        return self._layouts.of(begin, stepping, [[]] * len(begin))
+        return self._layouts.of(begin, stepping)
 
-    def _pass(self, hidden: Tensor | None, x: Tensor | None, places: FlowPlaces) -> Tensor:
+    def _pass(self, hidden: Tensor | None, x: Tensor | None, places: FlowRows) -> Tensor:
         network, prefix = self._network, self._nothing if hidden is None else hidden
         if x is None:
-            return network.decoder.forward(prefix, self._nothing, places.rows, self._kv)
+            return network.decoder.forward(prefix, self._nothing, places.layout, self._kv)
         count, horizon = x.shape[:2]
         times = RowTimes(self._times, torch.zeros(count, horizon, dtype=torch.int64))
         rows, condition = network.embed_step(x, times, self._state.expand(count, -1))
-        return network.velocity(network.decoder.forward(prefix, rows, places.rows, self._kv, condition))
+        return network.velocity(network.decoder.forward(prefix, rows, places.layout, self._kv, condition))

@@ -51,6 +51,10 @@ class Decoder(Protocol):
         """A KV store with this decoder's layers, heads and dtype."""
         ...
 
+    def reads_places(self, kv: KVSlots) -> bool:
+        """True when attention over a store reads on the host where rows are placed."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedFrame:
@@ -140,8 +144,22 @@ class OnePassPolicy(Policy, Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def run(self, frames: Sequence[Any]) -> Tensor:
-        """Prepared frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host."""
+    def prompt_tokens(self, frame: Any) -> int:
+        """Tokens of a prepared frame's prompt; 0 for a policy without prompts."""
+        ...
+
+    def batch(self, frames: Sequence[Any], tokens: int) -> list[Tensor]:
+        """Prepared frames [B] as tensors, on the host or on the device. tokens: those that each prompt is padded to.
+
+        Their dtypes and shapes follow from both counts.
+        """
+        ...
+
+    def run(self, batch: Sequence[Tensor], *, on_host: bool) -> Tensor:
+        """A batch on the device → normalised actions [B, horizon, D] float32, on the device.
+
+        on_host: the batch may be read on the host; otherwise the work follows from its shapes, as a recording needs.
+        """
         ...
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:

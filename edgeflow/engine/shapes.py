@@ -154,8 +154,8 @@ class ShapeClasses:
         verifications. verified: rows of a verification in each form; chains are one, where there is any.
         """
         chunk = min(chunk, capacity)
-        lone = tuple(size for size in _doubling(min(ROW_STEP, chunk), chunk) if size < chunk)
-        reaches = tuple(size for size in _doubling(min(LEAST_REACH, capacity), capacity) if size < capacity)
+        lone = tuple(size for size in doubling(min(ROW_STEP, chunk), chunk) if size < chunk)
+        reaches = tuple(size for size in doubling(min(LEAST_REACH, capacity), capacity) if size < capacity)
         return cls(
             lone=(*lone, chunk),
             shortest=1,
@@ -173,14 +173,14 @@ class ShapeClasses:
         """
         longest, most, prefills = capacity - stages, max(sessions * (stages - 1), 1), min(MOST_PREFILLS, sessions)
         drafts = stages - 1
-        beside = (0, *_doubling(drafts, prefills * drafts)) if drafts else (0,)
+        beside = (0, *doubling(drafts, prefills * drafts)) if drafts else (0,)
         return cls(
-            lone=_multiples(_step(ROW_STEP, longest - shortest), shortest, longest + drafts * (1 + DRAFTED[-1])),
-            several=_multiples(_step(SEVERAL_STEP, 2 * (longest - shortest)), shortest, longest + drafts),
+            lone=multiples(_step(ROW_STEP, longest - shortest), shortest, longest + drafts * (1 + DRAFTED[-1])),
+            several=multiples(_step(SEVERAL_STEP, 2 * (longest - shortest)), shortest, longest + drafts),
             shortest=shortest,
             longest=longest,
             beside=beside,
-            alone=_doubling(1, most),
+            alone=doubling(1, most),
             most_prefills=prefills,
             drafts=drafts,
             reaches=(capacity,),
@@ -195,13 +195,13 @@ class ShapeClasses:
             return self._fit_verification(shape, start)
         if shape.most_samples > 1:
             return self._fit_drafted(shape)
-        decodes = _least(self.beside if shape.prefills else self.alone, len(shape.decodes))
+        decodes = least(self.beside if shape.prefills else self.alone, len(shape.decodes))
         rows = self._prefill_rows(shape.prefills, decodes) if decodes is not None else None
         samples = set(shape.samples)
         if rows is None or decodes is None or set(shape.decodes) - {1} or len(samples) > 1:
             return None
         # Padding rows are written too, so the padded rows must end within the slot, not only the real ones.
-        reach = _least(self.reaches, max(shape.reach, start + max(rows, default=0)))
+        reach = least(self.reaches, max(shape.reach, start + max(rows, default=0)))
         if reach is None:
             return None
         fitted = self._made(rows, decodes, reach=reach, samples=samples.pop(), sampling=shape.sampling, form=shape.form)
@@ -211,7 +211,7 @@ class ShapeClasses:
     def _fit_verification(self, shape: PassShape, start: int) -> PassShape | None:
         """As `fit`, for drafts of a drafter: a segment is padded to the rows of its form."""
         rows = dict(self.verified).get(shape.form, 0)
-        reach = _least(self.reaches, max(shape.reach, start + rows))
+        reach = least(self.reaches, max(shape.reach, start + rows))
         if shape.segments not in self.alone or shape.most_samples > rows or reach is None:
             return None
         return replace(_verification(shape.form, rows, reach, shape.sampling), gated=shape.gated)
@@ -220,7 +220,7 @@ class ShapeClasses:
         """As `fit`, for frames with drafts: every segment of the pass is padded to all K-1 of them."""
         prompts = zip(shape.prefills, shape.samples, strict=False)
         longest = tuple(rows - samples + 1 + self.drafts for rows, samples in prompts)
-        segments = _least(DRAFTED, len(shape.decodes))
+        segments = least(DRAFTED, len(shape.decodes))
         fits = self.drafts and len(longest) <= MOST_DRAFTED_PREFILLS and all(shape.samples)
         if not fits or segments is None or max(shape.decodes, default=0) > self.drafts:
             return None
@@ -268,10 +268,10 @@ class ShapeClasses:
         if not prefills:
             return ()
         if len(prefills) == 1:
-            total = _least(self.lone, prefills[0] + beside)
+            total = least(self.lone, prefills[0] + beside)
             rows = None if total is None else total - beside
         else:
-            rows = _least(self.several, max(prefills)) if len(prefills) <= self.most_prefills else None
+            rows = least(self.several, max(prefills)) if len(prefills) <= self.most_prefills else None
         return None if rows is None else (min(rows, self.longest + drafts),) * len(prefills)
 
     def _made(
@@ -314,21 +314,22 @@ def _verification(form: DraftForm, rows: int, reach: int, sampling: SamplingKind
     return PassShape(prefills=(), decodes=(rows,), samples=(rows,), reach=reach, sampling=sampling, form=form)
 
 
-def _least(classes: Sequence[int], size: int) -> int | None:
+def least(classes: Sequence[int], size: int) -> int | None:
+    """The first of ascending classes that holds a size; None where none does."""
     return next((each for each in classes if each >= size), None)
 
 
-def _step(least: int, rows: int) -> int:
-    """The multiple of `least` that divides a range of rows into at most MOST_LENGTHS parts."""
-    return least * max(-(-rows // (least * MOST_LENGTHS)), 1)
+def _step(unit: int, rows: int) -> int:
+    """The multiple of `unit` that divides a range of rows into at most MOST_LENGTHS parts."""
+    return unit * max(-(-rows // (unit * MOST_LENGTHS)), 1)
 
 
-def _multiples(step: int, least: int, most: int) -> tuple[int, ...]:
-    """Multiples of `step` from the first that holds `least` to the first that holds `most`."""
-    return tuple(range(-(-least // step) * step, -(-most // step) * step + 1, step))
+def multiples(step: int, first: int, last: int) -> tuple[int, ...]:
+    """Multiples of `step` from the first that holds `first` to the first that holds `last`."""
+    return tuple(range(-(-first // step) * step, -(-last // step) * step + 1, step))
 
 
-def _doubling(first: int, most: int) -> tuple[int, ...]:
+def doubling(first: int, most: int) -> tuple[int, ...]:
     """first, twice that, … to the first that holds `most`."""
     sizes = [first]
     while sizes[-1] < most:

@@ -198,12 +198,10 @@ def stage(
     contract: Contract,
     *,
     scratch: int,
-    pinned: bool,
 ) -> list[Tensor]:
     """A pass's inputs in pieces, bytes that lie end to end on the device: integers, then each prompt's payload.
 
-    scratch: the slot of segments that only pad the pass. Each pass has its own host memory: what the device still
-    reads is never overwritten.
+    scratch: the slot of segments that only pad the pass.
     """
     segments = [_Numbers.of(each) for each in planned.segments]
     segments += [_Numbers(slot=scratch, start=0, rows=1, samples=1)] * (shape.segments - len(segments))
@@ -217,7 +215,7 @@ def stage(
         payload = contract.payload(prompt).reshape(-1).view(torch.uint8)
         missing = contract.payload_bytes(rows) - len(payload)
         pieces += [payload, payload.new_zeros(missing)] if missing else [payload]
-    return [piece.pin_memory() if pinned and piece.is_cpu else piece for piece in pieces]
+    return pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

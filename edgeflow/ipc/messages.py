@@ -256,6 +256,8 @@ class Pong:
     """The prefills of each pass."""
     pass_decodes: list[int]
     """The decode rows of each pass."""
+    pass_whole: list[bool]
+    """For each pass, True where its frames took all of their passes in it."""
     eager_passes: int = 0
     """Passes without a captured graph, if graphs are used."""
     settling_stages: list[int] = field(default_factory=list)

@@ -31,6 +31,8 @@ class PassSample:
     ns: int
     lead_ns: int = 0
     """The time of the host before the pass was enqueued, as in PassTimes.launch_ns."""
+    whole: bool = False
+    """As in Pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class ChunkTimes:
     step_ns: int
     row_ns: int
 
-    def pass_ns(self, prefills: int, decodes: int) -> int:
+    def pass_ns(self, prefills: int, decodes: int, whole: bool = False) -> int:  # noqa: ARG002
         return self.step_ns + (prefills + decodes - 1) * self.row_ns
 
     def corrected(self, percent: int, *, with_prefill: bool) -> ChunkTimes:
@@ -66,7 +68,7 @@ class CostModel(Generic[TimesOf]):
     def observe(self, samples: Iterable[PassSample]) -> bool:
         """Passes with and without a prefill are judged apart; True when the times were changed."""
         for sample in samples:
-            expected = self.times.pass_ns(sample.prefills, sample.decodes)
+            expected = self.times.pass_ns(sample.prefills, sample.decodes, sample.whole)
             if expected > 0:
                 self._ratios[sample.prefills > 0].append(sample.ns * 100 // expected)
         changed = [self._correct(with_prefill) for with_prefill in (True, False)]

@@ -202,7 +202,7 @@ class _Device:
     def launch(self, planned: Pass[FrameRef], now_ns: int) -> int:
         """Enqueue a pass; returns when the host has launched it."""
         launched_ns = now_ns + self._times.launch_ns
-        lasts_ns = self._times.pass_ns(len(planned.prefills), planned.decode_rows)
+        lasts_ns = self._times.pass_ns(*planned.shape)
         self._free_ns = max(self._free_ns, launched_ns) + lasts_ns
         self.running.append((planned, self._free_ns))
         return launched_ns

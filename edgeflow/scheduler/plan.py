@@ -100,6 +100,8 @@ class Segment(Generic[Ref]):
     """The group of the stage (contract.Stage)."""
     advances: bool = True
     """False where the sequence's next rows overwrite these (contract.Stage)."""
+    passes: int = 1
+    """Passes of its program that it takes: all of them in a whole pass."""
     before: Before = Before.NOTHING
     """The change of a slot with memory (scheduler/folding.py) before the rows run."""
     gated: bool = False
@@ -130,6 +132,16 @@ class Pass(Generic[Ref]):
     """Prefills first, then decode rows by ascending slot."""
     moves: tuple[Move, ...] = ()
     """Slot copies to make after the pass, in this order; none reads a slot that an earlier one has written."""
+
+    @property
+    def whole(self) -> bool:
+        """True where frames take all of their passes at once: their prompts, then every step."""
+        return any(segment.passes > 1 for segment in self.segments)
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        """What its time follows from (PassTimes.pass_ns)."""
+        return len(self.prefills), self.decode_rows, self.whole
 
     @property
     def rows(self) -> int:

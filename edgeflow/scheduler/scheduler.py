@@ -40,6 +40,10 @@ class SchedulerLimits:
     drain_after_ns: int
     """How long frames in flight wait for a new frame before decode-only passes run."""
     shift: Shift = Shift.ROTATE
+    whole: bool = False
+    """True where a frame whose steps overwrite each other may take all of them in one pass. It does where one session
+    has something to run and none shares passes.
+    """
 
     @property
     def slots(self) -> int:
@@ -141,13 +145,13 @@ class Scheduler:
         launched: list[tuple[SessionQueue, Segment[FrameRef], FrameInFlight]] = []
         moves: list[Move] = []
         number = self.counts.passes
-        full = False
+        full, whole = False, self._may_be_whole(chosen)
         for queue in chosen:
             queue.last_pass = number
-            taken, its_moves = queue.take()
+            taken, its_moves = queue.take(whole=whole)
             launched += [(queue, segment, flight) for segment, flight in taken]
             moves += its_moves
-            full = full or len(taken) == queue.stages
+            full = full or sum(segment.passes for segment, _ in taken) == queue.stages
         # Prompts first and then ascending slots, so that kernels can batch decode rows of neighbouring slots.
         launched.sort(key=lambda each: (each[1].stage > 0, each[1].slot))
         planned = Pass(number, tuple(segment for _, segment, _ in launched), tuple(moves))
@@ -178,8 +182,13 @@ class Scheduler:
         return min((time for time in times if time is not None), default=None)
 
     def _choose(self, now_ns: int) -> list[SessionQueue]:
-        """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served."""
+        """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served.
+
+        None while a whole pass runs: the frame that comes next would be an old one by its end.
+        """
         chosen: list[SessionQueue] = []
+        if any(segment.passes > 1 for launched in self._launched.values() for _, segment, _ in launched):
+            return chosen
         rows = 0
         queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))
         for queue in queues:
@@ -189,6 +198,10 @@ class Scheduler:
                 chosen.append(queue)
                 rows += wanted
         return chosen
+
+    def _may_be_whole(self, chosen: list[SessionQueue]) -> bool:
+        serial = self.limits.whole and all(queue.may_be_whole for queue in self._sessions.values())
+        return serial and len(chosen) == 1 and not chosen[0].in_flight
 
     def _depart(self, left: list[Departure]) -> list[Departure]:
         for departure in left:

@@ -13,7 +13,7 @@ Two ways to advance the ring (ActionFlow section 3.3):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from edgeflow.contract import Pace, Speculation, StageProgram
@@ -197,23 +197,37 @@ class SessionQueue:
             return None
         return self._idle_since_ns + self._drain_after_ns
 
-    def take(self) -> tuple[list[tuple[Segment[FrameRef], FrameInFlight]], tuple[Move, ...]]:
-        """Advance by one pass; return its segments, each with what `commit` knows it by, and the slot copies after."""
+    @property
+    def may_be_whole(self) -> bool:
+        """True where a frame shares passes with no other of this session, and its steps overwrite each other."""
+        return self._pace == Pace(1) and self._program.step_rows > 0
+
+    def take(self, *, whole: bool = False) -> tuple[list[tuple[Segment[FrameRef], FrameInFlight]], tuple[Move, ...]]:
+        """Advance by one pass; return its segments, each with what `commit` knows it by, and the slot copies after.
+
+        whole: the frame that waits takes all of its passes in this one.
+        """
         if self._rounds_left > 0 and self._flights:
             self._rounds_left -= 1
         elif self._waiting is not None:
             self._admit(self._waiting)
         taken = [(self._advance(flight), flight) for flight in self._flights]
+        if whole:
+            self._rounds_left = 0
+            taken = [(replace(segment, passes=self.stages), flight) for segment, flight in taken]
+            for flight in self._flights:
+                flight.stage = self.stages
         self._move_finishing()
         return taken, self.ring.advance(self._flights)
 
     def commit(self, flight: FrameInFlight, segment: Segment[FrameRef], outcome: Outcome[FrameRef]) -> None:
         """Record what a segment gave; `departures` follows when all those of a pass are recorded."""
-        verified = len(outcome.tokens) if self._most_drafts else 1
+        verified = len(outcome.tokens) if self._most_drafts else segment.passes
         flight.verified = min(flight.verified + verified, self.stages)
         # The plan has already counted one token of this pass; its further drafts are certain now, accepted or not.
-        flight.stage += verified - 1
-        flight.length += verified - 1
+        if self._most_drafts:
+            flight.stage += verified - 1
+            flight.length += verified - 1
         flight.slack -= segment.drafts
         flight.committed += 1
         if verified > 1:

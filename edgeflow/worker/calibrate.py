@@ -8,8 +8,9 @@ from statistics import median
 
 from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.engine import PassEngine
-from edgeflow.engine.control.offline import limits_for, program_of, sample_observations, uncounted
+from edgeflow.engine.control.offline import limits_for, program_of
 from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.control.samples import sample_observations, uncounted
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.messages import CloseSession, OpenSession, SubmitFrame
 from edgeflow.scheduler.cost import PassSample
@@ -25,16 +26,22 @@ DRAFTED = 3  # frames that follow each other in a row, of which all but the firs
 class _Driver:
     def __init__(self, engine: PassEngine, row_budget: int, pacer: Pacer | None, clock: Clock, text: str) -> None:
         self._samples: list[PassSample] = []
-        self._engine = engine
+        self.engine = engine
         self._text = text
         self._seq = 0
         self.sessions = min(2, engine.sessions)
         self.program = program_of(engine)
         self._key = next(key for key in engine.policy.unnorm_keys if engine.policy.program(key) == self.program)
         self.stages = self.program.passes
-        limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
-        self._worker = Worker(engine, Scheduler(limits), clock, lambda message: None, pacer=pacer)  # noqa: ARG005 - nobody waits for these actions
+        self._limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
+        self._pacer, self._clock = pacer, clock
+        self.begin(whole=False)
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
+
+    def begin(self, *, whole: bool) -> None:
+        """Begin with a scheduler whose serial frames are whole passes, or not."""
+        scheduler = Scheduler(replace(self._limits, whole=whole))
+        self._worker = Worker(self.engine, scheduler, self._clock, lambda message: None, pacer=self._pacer)  # noqa: ARG005 - nobody waits for these actions
 
     def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
@@ -96,11 +103,7 @@ def calibrate(
 def _measured(driver: _Driver, clock: Clock) -> PassTimes:
     stages = driver.stages
     for sessions in range(1, driver.sessions + 1):
-        driver.open(sessions, Pace(1))
-        for _ in _repeats(clock):
-            driver.offer(sessions)
-            driver.drain()
-        driver.close(sessions)
+        _serve(driver, sessions, clock)
     driver.open(1, Pace(stages))
     for _ in _repeats(clock):
         _follow(driver, stages)
@@ -111,7 +114,21 @@ def _measured(driver: _Driver, clock: Clock) -> PassTimes:
             driver.open(1, Pace(0, Speculation()))
             _follow(driver, DRAFTED)
             driver.close(1)
-    return replace(times, row_ns=_row_ns(driver.take(), times))
+    times = replace(times, row_ns=_row_ns(driver.take(), times))
+    if driver.engine.runs_whole:
+        driver.begin(whole=True)
+        _serve(driver, 1, clock)
+        times = replace(times, whole_ns=round(median(sample.ns for sample in driver.take())))
+    return times
+
+
+def _serve(driver: _Driver, sessions: int, clock: Clock) -> None:
+    """Answer frames of serial sessions, one of each at a time."""
+    driver.open(sessions, Pace(1))
+    for _ in _repeats(clock):
+        driver.offer(sessions)
+        driver.drain()
+    driver.close(sessions)
 
 
 def _repeats(clock: Clock) -> Iterator[int]:

@@ -85,8 +85,7 @@ class Worker:
             self._commit(0)  # the next frame may continue the answer of a pass in flight
         control = self._control.launch(turn_ns)
         if control is not None:
-            shape = len(control.ticket.planned.prefills), control.ticket.planned.decode_rows
-            expected_ns = self._cost.times.pass_ns(*shape) if self._cost is not None else 0
+            expected_ns = self._cost.times.pass_ns(*control.ticket.planned.shape) if self._cost is not None else 0
             self._launched(control, self._commit_control, expected_ns)
         stepped = self._step_chat(idle=control is None)
         if control is None and not stepped:

@@ -73,15 +73,15 @@ class ShapeNoting(AsynchronousEngine):
     def __init__(self, policy: OpenVLAPolicy, shift: Shift, *, graphs: bool) -> None:
         options = {"graphs": graphs, "record": record, "capacity": CAPACITY, "shift": shift}
         super().__init__(policy, 2 * policy.K, ManualClock(), **options)
-        self.shapes: set[PassShape] = set()
+        self.met: set[PassShape] = set()
 
     def launch(self, planned: Pass[Ref], prompts: Mapping[Ref, Any], *, waits: bool = False) -> Ticket[Ref]:
         if self.graphs is None:
-            self.shapes.add(shape_of(planned, GREEDY, CAPACITY))
+            self.met.add(shape_of(planned, GREEDY, CAPACITY))
         return super().launch(planned, prompts, waits=waits)
 
     def _find(self, shape: PassShape) -> None:
-        self.shapes.add(shape)
+        self.met.add(shape)
 
 
 class MetaProgram:
@@ -119,7 +119,7 @@ def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
     record_passes(engine, lambda *_: None, required=True)
     warm_up(engine, shift, lambda *_: None)
     calibrate(engine, clock=engine.clock)
-    return engine.shapes
+    return engine.met
 
 
 def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassShape:
@@ -193,7 +193,9 @@ class ChatPasses:
         self.vocabulary = engine.model.config.vocab_size
 
     def launch(self, planned: Pass[int], prompts: Any = None, *, waits: bool = False) -> Ticket[int]:
-        shape = shape_of(planned, None if waits else self.executor._kind(planned), self.executor.kv.capacity)
+        shape = shape_of(
+            planned, None if waits else self.executor.contract.kind(planned), self.executor.contract.kv.capacity
+        )
         padded = self.executor._padded(planned, shape)
         if padded is None or self.executor.graphs is None or padded not in self.executor.graphs:
             outputs = self.program.run(padded or shape)
@@ -202,7 +204,7 @@ class ChatPasses:
             if any(shape.samples) and padded.sampling != shape.sampling:
                 self._sample(planned, padded, outputs)
         self.waiting = padded or shape, outputs
-        return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=None, done=None)
+        return Ticket(planned=planned, shape=self.waiting[0], results=None, started=None, done=None)
 
     def sample(self, ticket: Ticket[int], allowed: Tensor) -> Ticket[int]:
         self._sample(ticket.planned, *self.waiting, allowed.to(META))
@@ -212,7 +214,7 @@ class ChatPasses:
         self, planned: Pass[int], shape: PassShape, outputs: PassOutputs, allowed: Tensor | None = None
     ) -> None:
         """As the executor does, where each is recorded already."""
-        kind, (segment,) = self.executor._kind(planned), planned.segments
+        kind, (segment,) = self.executor.contract.kind(planned), planned.segments
         if segment.form is not DraftForm.NONE:
             counts = torch.full((1,), segment.length, device=META)
             where = torch.zeros(1, dtype=torch.long, device=META)

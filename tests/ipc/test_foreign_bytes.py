@@ -175,6 +175,7 @@ def test_numbers_that_a_gate_judges_later_pass(values: list[float]):
         settled=7,
     )
     assert same(decode(*encode(message)), message)
-    assert decode(
-        *encode(Pong(nonce=1, passes=2, rows=3, full_passes=4, pass_ns=[1], pass_prefills=[2], pass_decodes=[3]))
-    ) == Pong(nonce=1, passes=2, rows=3, full_passes=4, pass_ns=[1], pass_prefills=[2], pass_decodes=[3])
+    pong = Pong(
+        nonce=1, passes=2, rows=3, full_passes=4, pass_ns=[1], pass_prefills=[2], pass_decodes=[3], pass_whole=[False]
+    )
+    assert decode(*encode(pong)) == pong

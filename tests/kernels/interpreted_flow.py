@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ def chunks(table: OperatorTable, mode: Mode) -> np.ndarray:
     policy = TinyFlowPolicy(SHAPE, table=table)
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
-    engine.stages.kv.data.fill_(torch.nan)
+    engine.contract.stages.kv.data.fill_(torch.nan)
     run = OfflineRun(engine, Scheduler(limits_for(passes)), [mode])
     return np.stack([each.sampled.values for each in run.decode([random_frames(SHAPE, FRAMES)])[0]])
 

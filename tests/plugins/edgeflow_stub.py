@@ -74,13 +74,20 @@ class StubPolicy:
             return instruction, self.table[key]
         return instruction, answer(images, state, horizon, dims)
 
-    def run(self, frames: Sequence[tuple[str, np.ndarray]]) -> Any:
-        """[B, horizon, dims] float64, after the time that a pass takes."""
+    def prompt_tokens(self, frame: tuple[str, np.ndarray]) -> int:
+        return 0
+
+    def batch(self, frames: Sequence[tuple[str, np.ndarray]], tokens: int) -> list[Any]:
+        """[B, horizon, dims] float64: what the frames' instructions leave of their answers."""
         import torch
 
+        return [torch.from_numpy(np.stack([obeyed(self.config, *frame) for frame in frames]))]
+
+    def run(self, batch: Sequence[Any], *, on_host: bool) -> Any:
+        """The batch, after the time that a pass takes."""
         if pass_s := self._pass_s():  # even no time takes 60 us to sleep
             time.sleep(pass_s)
-        return torch.from_numpy(np.stack([obeyed(self.config, *frame) for frame in frames]))
+        return batch[0]
 
     def _pass_s(self) -> float:
         self.passes += 1

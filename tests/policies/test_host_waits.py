@@ -16,13 +16,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.offline import sample_observations
+from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.policy import LoadOptions, Placement
+from edgeflow.kernels.kv import layout
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.openvla.preprocess import DevicePreprocessor
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
+from edgeflow.scheduler.plan import Pass, Segment
 from tests.engine.recorded_graphs import READS_ON_THE_HOST
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
@@ -79,12 +81,23 @@ def test_frames_and_passes_wait_for_nothing(family: str, preprocess_on_device: b
     published = entry.load(tmp_path / "model", settings, LoadOptions())
     options = {"dtype": torch.float32, "preprocess_on_device": preprocess_on_device}
     policy = published.load(Placement(device=DEVICE, table=TABLE, **options))
-    entry.prepare(policy, EngineOptions(sessions=2, text_rows=64, table=TABLE))
+    contract = entry.prepare(policy, EngineOptions(sessions=2, text_rows=64, table=TABLE)).contract
     seen = list(sample_observations(policy.inputs, 2, "go", 32))
+    planned = Pass(0, tuple(Segment(sequence=index, slot=0, start=0, length=1, stage=0) for index in range(2)))
+
+    def run() -> Tensor:
+        """As an executor does, but for the pinning of host memory."""
+        prompts = dict(enumerate(policy.prepare(each) for each in seen))
+        shape = contract.shape(planned, prompts, waits=False)
+        pieces = [
+            layout.uploaded(each, DEVICE) if each.is_cpu else each for each in contract.stage(planned, prompts, shape)
+        ]
+        return contract.program(torch.cat(pieces), shape, planned)()
+
     with torch.inference_mode():
-        policy.run([policy.prepare(each) for each in seen])  # what is made once, at the first frame of a size
+        run()  # what is made once, at the first frame of a size
         with Moves(monkeypatch) as moves:
-            found = policy.run([policy.prepare(each) for each in seen])
+            found = run()
     assert found.is_meta and len(found) == 2
     assert moves.uploads > 2
 

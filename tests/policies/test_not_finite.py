@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from edgeflow.config.sections import DimensionLimits, TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.offline import sample_observations
+from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table

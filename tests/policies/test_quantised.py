@@ -42,8 +42,7 @@ def answers(directory: Path, seen: Observation, mode: Mode, table: OperatorTable
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=table)
     policy: Any = family.load(directory, settings, LoadOptions()).load(placement)
     engine: Any = family.prepare(policy, EngineOptions(sessions=1, text_rows=64, table=table))
-    if hasattr(engine, "keep_logits"):
-        engine.keep_logits = True
+    engine.keep_logits = True
     run = OfflineRun(engine, Scheduler(limits_for(policy.program().passes)), [mode])
     decoded = run.decode([[policy.prepare(seen)] * 3])[0]
     return [torch.stack(each.logits) if each.logits else torch.from_numpy(each.sampled.values) for each in decoded]

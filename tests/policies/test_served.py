@@ -15,6 +15,7 @@ import torch
 
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.policies.registry import family_of
@@ -44,7 +45,7 @@ def loaded(directory: Path, settings: dict[str, Any]) -> OnePassPolicy:
 @torch.inference_mode()
 def answer_of(policy: OnePassPolicy, seen: Observation) -> np.ndarray:
     """[horizon, D] in the schema's units."""
-    values = policy.run([policy.prepare(seen)])[0].double().numpy()
+    values = answered(policy, [policy.prepare(seen)])[0].double().numpy()
     return policy.actions(values, policy.unnorm_keys[0])
 
 

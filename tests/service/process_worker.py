@@ -78,6 +78,7 @@ def answer(message: Message, channel: BlockingChannel) -> None:
                     pass_ns=[1000],
                     pass_prefills=[1],
                     pass_decodes=[0],
+                    pass_whole=[False],
                 )
             )
 

@@ -197,6 +197,7 @@ class ScriptedWorker:
                     pass_ns=[pass_ns] * 30,
                     pass_prefills=[prefills] * 30,
                     pass_decodes=[decodes] * 30,
+                    pass_whole=[False] * 30,
                 )
                 self._channel.send(pong)
             case OpenSession():

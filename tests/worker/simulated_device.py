@@ -92,17 +92,15 @@ class AsynchronousEngine(PolicyEngine):
         self.clock.advance_ns(STAGING_NS)
         started = self.stamp()
         self.clock.advance_ns(ENQUEUEING_NS)
-        lasts_ns = self.times.pass_ns(len(planned.prefills), planned.decode_rows)
+        lasts_ns = self.times.pass_ns(*planned.shape)
         self._free_ns = max(self._free_ns, self.clock.now_ns()) + lasts_ns
-        samples = tuple(segment.samples for segment in planned.segments)
-        most = max(samples)
-        results = torch.ones(len(samples), 2 if most == 1 else 2 + most, dtype=torch.long)
+        shape = self.contract.shape(planned, prompts, waits=False)
+        most = shape.most_samples
+        results = torch.ones(shape.segments, 2 if most == 1 else 2 + most, dtype=torch.long)
         if most > 1:
             results[:, 0] = 3
             results[:, 1] = torch.tensor([self._verified(segment) for segment in planned.segments])
-        return Ticket(
-            planned=planned, samples=samples, results=results, logits=None, started=started, done=self.stamp()
-        )
+        return Ticket(planned=planned, shape=shape, results=results, started=started, done=self.stamp())
 
     def _verified(self, segment: Segment[Ref]) -> int:
         """Tokens of a segment that this pass verifies."""

@@ -263,6 +263,7 @@ def test_a_pong_of_this_device_changes_nothing(policy, times):
         pass_ns=[each.ns for each in samples],
         pass_prefills=[each.prefills for each in samples],
         pass_decodes=[each.decodes for each in samples],
+        pass_whole=[each.whole for each in samples],
     )
     assert not front.observe(pong)
     assert front.pass_times == times

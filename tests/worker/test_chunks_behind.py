@@ -11,9 +11,10 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
-from edgeflow.engine.control.engine import AnswerBook, Chunked, PassEngine
+from edgeflow.engine.control.engine import AnswerBook, PassEngine
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import Previous
+from edgeflow.engine.one_pass import Chunked
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Pass
@@ -82,7 +83,7 @@ class DistantEngine:
     def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
         started = self.stamp()
         self._free_ns = max(self._free_ns, self._clock.now_ns()) + PASS_MS * MS
-        return Ticket(planned=planned, samples=(1,), results=None, logits=None, started=started, done=self.stamp())
+        return Ticket(planned=planned, shape=None, results=None, started=started, done=self.stamp())
 
     def collect(self, ticket: Ticket[FrameRef]) -> list[Chunked]:
         ticket.done.wait()

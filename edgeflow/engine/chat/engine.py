@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
 from edgeflow.engine.slots import SlotState
+from edgeflow.engine.tokens import TokenPasses
 from edgeflow.kernels.kv.formats import INT4
 from edgeflow.kernels.kv.int4 import GROUP
 from edgeflow.kernels.kv.layout import on_device
@@ -174,18 +175,15 @@ class ChatEngine:
             "verifier": self._verifier,
             "classes": ShapeClasses.of_requests(chunk, kv.capacity, self._verified_rows) if graphs else None,
             "table": table,
-            "keep_logits": keep_logits,
         }
-        self._reads_places = drafts is not None and not graphs and self._host_reads()
-        prompts = TextTokens(model, keeps_ids=keeps_ids)
-        self._prompts = self._decodes = Executor(prompts, kv, record=record, **options)
-        if self.decode is not model:
-            decodes = TextTokens(self.decode, keeps_ids=keeps_ids)
-            self._decodes = Executor(decodes, kv, record=self._prompts.record, **options)
 
-    def _host_reads(self) -> bool:
-        """True where attention needs the places of rows on the host: they depend on the verification before."""
-        return any(each.decoder.reads_places(self.kv) for each in (self.model, self.decode))
+        def executor(model: ChatModel, record: Record | None) -> Executor[TokenPasses]:
+            contract = TokenPasses(TextTokens(model, keeps_ids=keeps_ids), kv, **options)
+            return Executor(contract, graphs=graphs, record=record, keep_logits=keep_logits)
+
+        self._prompts = self._decodes = executor(model, record)
+        if self.decode is not model:
+            self._decodes = executor(self.decode, self._prompts.record)
 
     def _verified(self, drafts: DraftKind) -> DraftVerifier:
         """The verifier of these drafts; ValueError for trees over a store that cannot move single places, and for more
@@ -222,7 +220,7 @@ class ChatEngine:
 
     @property
     def launch_ahead(self) -> int:
-        return 0 if self._reads_places else self._prompts.launch_ahead
+        return min(executor.launch_ahead for executor in self._executors)
 
     def stamp(self) -> Stamp | None:
         """As in Executor."""
@@ -236,9 +234,10 @@ class ChatEngine:
         """Record all of `recorded_shapes`; RuntimeError or ConfigError where an operator cannot be recorded."""
         recommended = SamplingKind.of([SamplingParams.recommended(self.model.generation)])
         for executor in self._executors:
-            if executor.classes is None:
+            classes = executor.contract.classes
+            if classes is None:
                 continue
-            shapes = recorded_shapes(executor.classes, recommended, gated=self.kv.format.memory is not None)
+            shapes = recorded_shapes(classes, recommended, gated=self.kv.format.memory is not None)
             executor.record_all([each for each in shapes if executor is self._of(each)], progress)
 
     def seal(self) -> None:
@@ -249,9 +248,8 @@ class ChatEngine:
 
     def drop_graphs(self) -> None:
         """Run all passes without recordings from now on."""
-        self._reads_places = self.drafts is not None and self._host_reads()
         for executor in self._executors:
-            executor.graphs = None
+            executor.drop_graphs()
 
     def begin(self, slot: int, params: SamplingParams, prompt: Prompt, *, known: int = 0) -> None:
         """Put a request in a slot, without waiting; its prompt enters with its passes.
@@ -265,11 +263,11 @@ class ChatEngine:
 
     def clear(self, slot: int) -> None:
         """Clear the memory of a slot before a sequence begins in it."""
-        self._prompts.clear(slot)
+        self._prompts.contract.clear(slot)
 
     def check_memory(self, slot: int) -> None:
         """Raise Internal, and clear the memory of a slot, where that is not finite. Waits for the device."""
-        if not self._prompts.finite(slot):
+        if not self._prompts.contract.finite(slot):
             self.clear(slot)
             raise Internal("the memory of the prefix is not finite", reason=Reason.MEMORY_NOT_FINITE)
 
@@ -293,21 +291,21 @@ class ChatEngine:
         """Sample a pass launched with `waits`, as in Executor.sample."""
         return self._of(ticket.planned).sample(ticket, allowed)
 
-    def collect(self, ticket: Ticket[int]) -> list[Sampled[int]]:
+    def collect(self, ticket: Ticket[int]) -> Sequence[Sampled[int]]:
         """Wait for a pass; returns the outcome of each segment. WorkerError where logits are not finite; Internal where
         they are of rows that read a memory, which may be at fault.
         """
-        outcomes = self._of(ticket.planned).collect(ticket)
+        outcomes = cast("Sequence[Sampled[int]]", self._of(ticket.planned).collect(ticket))
         if not all(outcome.finite for outcome in outcomes):
             if any(segment.gated for segment in ticket.planned.segments):
                 raise Internal("the memory of the prompt is not finite", reason=Reason.MEMORY_NOT_FINITE)
             raise WorkerError("the model's output is not finite")
         return outcomes
 
-    def _of(self, planned: Pass[int] | PassShape) -> Executor:
+    def _of(self, planned: Pass[int] | PassShape) -> Executor[TokenPasses]:
         """The executor of a pass. A pass mixes prompts and decode rows only where one model computes both."""
         return self._prompts if planned.prefills else self._decodes
 
     @property
-    def _executors(self) -> tuple[Executor, ...]:
+    def _executors(self) -> tuple[Executor[TokenPasses], ...]:
         return tuple(dict.fromkeys((self._prompts, self._decodes)))

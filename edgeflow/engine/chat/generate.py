@@ -125,7 +125,7 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
 def _commit(engine: ChatEngine, ticket: Ticket[int], generations: Sequence[Generation]) -> list[RequestStep]:
     """The results of those requests that share the pass."""
     first, rows = 0, dict[int, Tensor]()
-    for segment, samples in zip(ticket.planned.segments, ticket.samples, strict=False):
+    for segment, samples in zip(ticket.planned.segments, ticket.shape.samples, strict=False):
         if ticket.logits is not None and samples:
             rows[segment.sequence] = ticket.logits[first : first + segment.samples]
         first += samples

@@ -1,10 +1,10 @@
-"""The engines of policies as the control plane sees them: of policies that answer in one pass, and of action tokens."""
+"""The executors of policies as the control loop sees them: of action tokens, of denoised chunks, of single passes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,21 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import StageProgram
-from edgeflow.engine.executor import Executor, Stamp, Ticket, stamp_on
-from edgeflow.engine.flow.frames import Previous
+from edgeflow.engine.control.samples import sample_observations
+from edgeflow.engine.executor import Executor
+from edgeflow.engine.flow.frames import FlowFrame, Previous, guidance_of
+from edgeflow.engine.flow.passes import FlowPasses
 from edgeflow.engine.flow.policy import FlowPolicy
-from edgeflow.engine.graphs import Graphs, Record
-from edgeflow.engine.policy import Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
-from edgeflow.engine.program import PassOutputs
+from edgeflow.engine.graphs import Record
+from edgeflow.engine.one_pass import OnePasses
+from edgeflow.engine.policy import INSTRUCTION, Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.staging import Drafting
+from edgeflow.engine.tokens import TokenPasses
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
-from edgeflow.kernels.table.implementations import Hardware
-from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
-from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
+from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.session import Shift
+from edgeflow_client.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +64,6 @@ class Answer:
     """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunked(Outcome[FrameRef]):
-    """An outcome of a frame whose answer is chunks."""
-
-    values: NDArray[np.float64] | None = field(default=None, compare=False)
-    """As in Answer; None before its last pass."""
-
-
 class AnswerBook:
     """Collects the answers of frames in flight, pass by pass. Frames that were not begun are ignored.
 
@@ -100,9 +95,10 @@ class AnswerBook:
         self._frames.pop(frame, None)
 
 
-class PassEngine:
-    """Runs the passes of a policy on one device, for one caller, in order. What is not abstract serves answers of
-    chunks.
+class PassEngine(Executor[Any]):
+    """The executor of a policy, as the control loop sees it. What is not overridden serves answers of chunks.
+
+    classes: the shapes of passes that are replayed.
     """
 
     policy: Policy
@@ -114,29 +110,19 @@ class PassEngine:
     """Memory of the slots."""
     near: tuple[bool, ...] = ()
     """As in TokenPolicy, empty where answers have no tokens."""
-    launch_ahead: int = 0
-    """As in Executor."""
-    graphs: Graphs[PassOutputs] | None = None
-    """The recordings of passes; None where passes are not replayed."""
-    record: Record | None = None
-    """As in Executor."""
-    _device: torch.device
 
     def rows(self, prompt: Any) -> int:
-        """Rows of a frame's prompt, where its answer takes several passes."""
+        """Rows of a frame's prompt."""
         raise NotImplementedError
 
-    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
-        """Start a pass, and begin to copy its results to the host."""
+    def shapes(self) -> Sequence[Hashable]:
+        """The shapes to record: all that sessions may need."""
         raise NotImplementedError
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]:
-        """Wait for a pass; returns the outcome of each segment."""
-        raise NotImplementedError
-
-    def stamp(self) -> Stamp | None:
-        """As in Executor."""
-        return stamp_on(self._device)
+    @property
+    def runs_whole(self) -> bool:
+        """True where a frame whose steps overwrite each other is answered in one pass."""
+        return False
 
     def answers(self) -> AnswerBook:
         return AnswerBook(self.answer)
@@ -167,45 +153,98 @@ class PassEngine:
 
 
 class OnePassEngine(PassEngine):
-    """Runs the frames of a pass as one batch, and keeps nothing. Passes are not replayed.
+    """The executor of a policy that answers in one pass. record: as in Executor."""
 
-    launch_ahead: 0 everywhere, so that a waiting frame can still be replaced by a newer one.
-    """
+    contract: OnePasses
 
-    def __init__(self, policy: OnePassPolicy, sessions: int, text_rows: int, kv_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        policy: OnePassPolicy,
+        sessions: int,
+        text_rows: int,
+        kv_bytes: int = 0,
+        *,
+        graphs: bool = False,
+        record: Record | None = None,
+    ) -> None:
+        super().__init__(OnePasses(policy, sessions, text_rows, self._example), graphs=graphs, record=record)
         self.policy: OnePassPolicy = policy
         self.sessions = sessions
         self.text_rows = text_rows
         self.kv_bytes = kv_bytes
-        self._device = policy.device
 
-    @torch.inference_mode()
-    def launch(self, planned: Pass[FrameRef], prompts: Mapping[FrameRef, Any]) -> Ticket[FrameRef]:
-        """Start a pass over the frames of its prompts, and begin to copy its results to the host."""
-        started = self.stamp()
-        values = self.policy.run([prompts[segment.sequence] for segment in planned.prefills])
-        return Ticket(
-            planned=planned,
-            samples=(1,) * len(planned.segments),
-            results=values.to("cpu", torch.float64, non_blocking=True, copy=True),
-            logits=None,
-            started=started,
-            done=self.stamp(),
-        )
+    def rows(self, prompt: Any) -> int:
+        return self.policy.fixed_rows + self.policy.prompt_tokens(prompt)
 
-    def collect(self, ticket: Ticket[FrameRef]) -> Sequence[Outcome[FrameRef]]:
-        """Wait for a pass; the chunk of each of its frames."""
-        if ticket.done is not None:
-            ticket.done.wait()
-        chunks = cast("Tensor", ticket.results).numpy()
-        finite = np.isfinite(chunks).all(axis=(1, 2))
-        lines = zip(ticket.planned.segments, chunks, finite, strict=True)
-        return [Chunked(segment.sequence, (), bool(sound), values=values[None]) for segment, values, sound in lines]
+    def shapes(self) -> Sequence[Hashable]:
+        return self.contract.all()
+
+    def _example(self) -> Any:
+        (observation,) = sample_observations(self.policy.inputs, 1, INSTRUCTION)
+        return self.policy.prepare(observation)
 
 
 def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
     """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass."""
-    return OnePassEngine(cast("OnePassPolicy", policy), options.sessions, options.text_rows, kv_bytes)
+    served = cast("OnePassPolicy", policy)
+    return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, graphs=options.graphs)
+
+
+SAME = 1e-6  # difference by which a normalised value counts as changed
+
+
+class FlowEngine(PassEngine):
+    """The executor of a flow policy. slots, capacity: as in FlowPasses; record: as in Executor."""
+
+    contract: FlowPasses
+
+    def __init__(
+        self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False, record: Record | None = None
+    ) -> None:
+        contract = FlowPasses(policy, slots, capacity, graphs=graphs)
+        super().__init__(contract, graphs=graphs, record=record)
+        self.policy: FlowPolicy = policy
+        self.sessions = slots // policy.sizes.program.passes
+        self.text_rows = capacity - policy.fixed_rows - policy.sizes.step_rows
+        self.kv_bytes = contract.stages.kv_bytes
+
+    def rows(self, prompt: FlowFrame) -> int:
+        return self.contract.stages.prefix_rows(len(prompt.pixel_values), len(prompt.prompt_ids))
+
+    def shapes(self) -> Sequence[Hashable]:
+        return self.contract.classes.all(guided=self.policy.rtc is not None)
+
+    @property
+    def runs_whole(self) -> bool:
+        return self.graphs is not None
+
+    def as_sent(self, values: NDArray[np.float64], actions: NDArray[np.float64]) -> NDArray[np.float64]:
+        sent, sent_values = self.policy.normalised(actions), values.copy()
+        rows, dims = sent.shape
+        given = sent_values[:rows, :dims]
+        changed = np.isfinite(sent) & ~np.isclose(sent, given, rtol=SAME, atol=SAME)
+        given[changed] = sent[changed]
+        return sent_values
+
+    def continued(self, prompt: FlowFrame, previous: Previous) -> FlowFrame:
+        settings = self.policy.rtc
+        if settings is None:
+            return prompt
+        horizon = settings.execution_horizon
+        if not settings.trained_max_delay and previous.delay > horizon:
+            raise InvalidArgument(
+                f"is {previous.delay} rows; only the first {horizon} of a chunk are drawn to the one in execution",
+                field="previous.delay",
+            )
+        return replace(prompt, guidance=guidance_of(previous, settings, self.policy.sizes))
+
+
+def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
+    """The engine of a flow policy, with a ring of N + 1 slots for each session."""
+    served = cast("FlowPolicy", policy)
+    sizes = served.sizes
+    capacity = served.fixed_rows + options.text_rows + sizes.step_rows
+    return FlowEngine(served, options.sessions * sizes.program.passes, capacity, graphs=options.graphs)
 
 
 class ActionTokens:
@@ -248,13 +287,15 @@ class ActionTokens:
         """None: rows rotate by where they are placed."""
 
 
-class PolicyEngine(Executor, PassEngine):
-    """The executor of a policy, with slots for whole rings of K.
+class PolicyEngine(PassEngine):
+    """The executor of a token policy, with slots for whole rings of K.
 
     capacity: positions that a frame may use of its slot: prompt and action. graphs: replay recordings of passes; shift:
-    how rings rotate then. kv_format: how keys and values are stored. Other options: as in Executor. Without graphs, and
-    with attention that reads places on the host, nothing is launched ahead: they follow from the drafts accepted.
+    how rings rotate then. kv_format: how keys and values are stored. record, keep_logits: as in Executor; other
+    options: as in TokenPasses.
     """
+
+    contract: TokenPasses
 
     def __init__(
         self,
@@ -265,23 +306,25 @@ class PolicyEngine(Executor, PassEngine):
         graphs: bool = False,
         shift: Shift = Shift.ROTATE,
         kv_format: KVFormat = DENSE,
+        record: Record | None = None,
+        keep_logits: bool = False,
         **options: Any,
     ) -> None:
         check_action_tokens("policy.kv", kv_format, policy.K)
         shortest = policy.image_tokens + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
-        kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
-        super().__init__(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
+        self.kv = kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
+        contract = TokenPasses(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
+        super().__init__(contract, graphs=graphs, record=record, keep_logits=keep_logits)
         self.policy: TokenPolicy = policy
         self.near = policy.near
         self.sessions = slots // policy.K
         self.capacity = capacity
         self.kv_bytes = kv.nbytes
         self.text_rows = capacity - policy.image_tokens - policy.K
-        table = options.get("table") or built_in_table()
-        if self.launch_ahead and not graphs:
-            hardware = Hardware.of(kv.data.device)
-            self.launch_ahead = int(not table.reads_places(policy.decoder.name, kv.format.name, hardware, kv.dtype))
+
+    def shapes(self) -> Sequence[Hashable]:
+        return [] if self.contract.classes is None else self.contract.classes.all()
 
     def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
         tokens = [token for outcome in outcomes for token in outcome.tokens][:passes]

@@ -100,8 +100,8 @@ class ControlLoop:
             if departure.reason is Leaving.DONE:
                 self._note_passes(departure)
                 self._answer(self._answers.take(departure.frame), departure.passes)
-        shape = len(planned.prefills), planned.decode_rows
-        sample = running.sample(*shape, self._clock.now_ns(), on_device=self.ahead > 0)
+        prefills, decodes, whole = planned.shape
+        sample = running.sample(prefills, decodes, self._clock.now_ns(), on_device=self.ahead > 0, whole=whole)
         self._passes.append(sample)
         return sample
 
@@ -129,6 +129,7 @@ class ControlLoop:
             pass_ns=[sample.ns for sample in passes],
             pass_prefills=[sample.prefills for sample in passes],
             pass_decodes=[sample.decodes for sample in passes],
+            pass_whole=[sample.whole for sample in passes],
             eager_passes=self._engine.graphs.eager_passes if self._engine.graphs else 0,
             settling_stages=[sample.stages for sample in frames],
             settling_bins=[sample.tolerance_bins for sample in frames],

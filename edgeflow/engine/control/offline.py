@@ -1,63 +1,22 @@
-"""Runs of the real scheduler and engine without sockets, and made-up observations for them: verification, tests,
-benchmarks, warm-up.
-"""
+"""Runs of the real scheduler and engine without sockets: verification, tests, benchmarks, warm-up."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.contract import Image, Observation, Pace, PolicyInputs, Speculation, StageProgram
+from edgeflow.contract import Pace, Speculation, StageProgram
 from edgeflow.engine.control.engine import Answer, PassEngine
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.policy import Policy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
-
-SIDE = 224
-"""Pixels of each side of a camera whose size the policy leaves open."""
-
-
-def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side: int = SIDE) -> Iterator[Observation]:
-    """Observations of noise, the same for the same count; state of zeros."""
-    generator = np.random.default_rng(0)
-    for _ in range(count):
-        images = {}
-        for camera in inputs.cameras:
-            height, width = camera.height or side, camera.width or side
-            pixels = generator.integers(0, 256, (height, width, 3), np.uint8)
-            images[camera.name] = Image(height, width, pixels.tobytes())
-        state = {vector.name: (0.0,) * vector.size for vector in inputs.state}
-        yield Observation(images=images, state=state, instruction=instruction)
-
-
-@contextmanager
-def uncounted(policy: Policy) -> Iterator[None]:
-    """Forget what the policy counts within the block, since its frames are made up."""
-    counted = policy.unusual_states
-    try:
-        yield
-    finally:
-        policy.unusual_states = counted
-
-
-def brightened(observations: Iterable[Observation]) -> Iterator[Observation]:
-    """The observations with every pixel a level brighter, the brightest a level darker."""
-    for observation in observations:
-        images = {}
-        for name, image in observation.images.items():
-            pixels = np.frombuffer(image.data, np.uint8)
-            images[name] = replace(image, data=np.where(pixels < 255, pixels + 1, 254).astype(np.uint8).tobytes())
-        yield replace(observation, images=images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +28,10 @@ class DecodedFrame:
 
 
 def limits_for(
-    stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30
+    stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30, whole: bool = False
 ) -> SchedulerLimits:
     """Limits of a scheduler that drains at once and, by default, packs whatever is ready."""
-    return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift)
+    return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift, whole=whole)
 
 
 class OfflineRun:
@@ -131,7 +90,7 @@ class OfflineRun:
         """Keep the logits of verified tokens, in the order of the tokens."""
         if launched.logits is None:
             return
-        of_segments = torch.split(launched.logits, list(launched.samples))  # padded ones last
+        of_segments = torch.split(launched.logits, list(launched.shape.samples))  # padded ones last
         for outcome, rows in zip(outcomes, of_segments, strict=False):
             if outcome.sequence not in self.answers:
                 continue  # it has left

@@ -117,7 +117,7 @@ class Pacer:
 
     def hold(self, planned: Pass[Any], started_ns: int) -> None:
         """Wait until the pass has lasted its time since `started_ns`."""
-        lasts_ns = self._times.pass_ns(len(planned.prefills), planned.decode_rows)
+        lasts_ns = self._times.pass_ns(*planned.shape)
         missing_ns = started_ns + lasts_ns - self._clock.now_ns()
         if missing_ns > 0:
             self._wait(missing_ns / 1e9)

@@ -18,17 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.contract import Observation
-from edgeflow.engine.control.denoising import FlowEngine
-from edgeflow.engine.control.engine import OnePassEngine, PassEngine, PolicyEngine
-from edgeflow.engine.control.offline import (
-    DecodedFrame,
-    OfflineRun,
-    brightened,
-    decode_serially,
-    limits_for,
-    sample_observations,
-    uncounted,
-)
+from edgeflow.engine.control.engine import FlowEngine, OnePassEngine, PassEngine, PolicyEngine
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.samples import brightened, sample_observations, uncounted
 from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
@@ -299,14 +291,13 @@ def record_passes(engine: PassEngine, progress: Progress, *, required: bool) -> 
 
     required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
     """
-    if not isinstance(engine, PolicyEngine) or engine.graphs is None or engine.classes is None:
+    if engine.graphs is None:
         return ""
     try:
-        engine.record_all(engine.classes.all(), lambda done, total: progress("graphs", done, total))
+        engine.record_all(engine.shapes(), lambda done, total: progress("graphs", done, total))
     except (ConfigError, RuntimeError) as error:
         if required:
             raise ConfigError(f"graphs: {error}") from error
-        engine.graphs = None
-        engine.launch_ahead = 0  # the operator at fault reads places on the host, and drafts decide them
+        engine.drop_graphs()
         return f"no graphs: {error}"
     return f"{len(engine.graphs)} graphs"

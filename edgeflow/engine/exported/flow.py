@@ -2,7 +2,7 @@
 batched step for the frames that step.
 
 A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the unused
-places. Positions and masks are those of the packed layout (flow/packed.py), spread over the bucket's places.
+places. Positions and masks are those of packed rows (flow/rows.py), spread over the bucket's places.
 
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
 whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils only its slot, and the next
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,9 +22,9 @@ from torch import Tensor
 from edgeflow.artifacts.manifest import KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
 from edgeflow.engine.exported.tokens import BOUND, BatchedStep, StepBatch, step_batches
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
-from edgeflow.engine.flow.packed import FlowLayouts, FlowPlaces
-from edgeflow.engine.flow.policy import FlowStages, PlacedPass, PrefixInputs, PrefixSegment, StepInputs, StepSegment
+from edgeflow.engine.flow.frames import FlowSizes
+from edgeflow.engine.flow.policy import FlowStages, PrefixInputs, StepInputs
+from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.models.grouped import CROSS
 
@@ -75,13 +75,13 @@ class BucketMasks:
         self.bucket = bucket
         self._past = past
         self._cross = CROSS in kinds
-        self._layouts = FlowLayouts(replace(sizes, candidates=1), kinds, CPU)
+        self._layouts = FlowLayouts(replace(sizes, candidates=1), kinds)
         self.prefix = lru_cache(KEPT)(self._prefix)
         self.step = lru_cache(KEPT)(self._step)
 
     def _prefix(self, cameras: int, tokens: int) -> dict[str, Tensor]:
         used, rows = self.bucket.used(cameras, tokens), self.bucket.rows
-        joint = self._places(len(used), step=False).rows.joint
+        joint = self._layouts.of([PrefixSegment(slot=0, rows=len(used))], []).layout.joint
         position, seen = torch.zeros(rows, dtype=torch.long), torch.eye(rows, dtype=torch.bool)
         position[used] = joint.rope_position[0]
         seen[used[:, None], used] = joint.seen()
@@ -89,7 +89,7 @@ class BucketMasks:
 
     def _step(self, cameras: int, tokens: int) -> dict[str, Tensor]:
         used = self.bucket.used(cameras, tokens)
-        layout = self._places(len(used), step=True).rows
+        layout = self._layouts.of([], [StepSegment(slot=0, prefix=len(used), step=1)]).layout
         joint, cross = self._spread(layout.joint, used), layout.cross
         if cross is None:
             return {"position": layout.joint.rope_position[0], "seen": joint}
@@ -107,11 +107,6 @@ class BucketMasks:
         spread[:, used] = seen[:, :prefix]
         spread[:, self._past :] = seen[:, prefix : prefix + len(seen)]
         return spread
-
-    def _places(self, prefix: int, *, step: bool) -> FlowPlaces:
-        if step:
-            return self._layouts.of([], [StepSegment(slot=0, prefix=prefix, step=1)], [])
-        return self._layouts.of([PrefixSegment(slot=0, rows=prefix)], [], [[]])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +139,12 @@ class StaticNetwork:
     device: torch.device = CPU
     dtype: torch.dtype = torch.float32
 
-    def prefix_rows(self, frame: FlowFrame) -> int:
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
         bucket = self.graphs.buckets[0]
-        return len(frame.pixel_values) * bucket.image_rows + len(frame.prompt_ids) + bucket.closing
+        return cameras * bucket.image_rows + tokens + bucket.closing
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:  # noqa: ARG002 - slots are of one size
-        return StaticStages(self.graphs, sizes, slots)
+        return StaticStages(self, sizes, slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,14 +161,15 @@ class StaticStages:
     least the largest batch.
     """
 
-    launch_ahead = 0
+    reads_places = True
     device = CPU
 
-    def __init__(self, graphs: FlowGraphs, sizes: FlowSizes, slots: int) -> None:
+    def __init__(self, network: StaticNetwork, sizes: FlowSizes, slots: int) -> None:
+        graphs, self.prefix_rows = network.graphs, network.prefix_rows
         form = graphs.kv
         there = max(slots, graphs.steps[-1].graph.batch)
         self.kv = np.zeros((form.layers, 2, there, form.positions, form.kv_heads, form.head_dim), np.float32)
-        self.kv_bytes = self.kv.nbytes
+        self.kv_bytes, self.capacity, self.kinds = self.kv.nbytes, form.positions, form.kinds
         self.graphs = graphs
         self._masks = [BucketMasks(each, sizes, form.kinds, form.positions) for each in graphs.buckets]
         self._held: dict[int, _Held] = {}
@@ -182,37 +178,16 @@ class StaticStages:
         self._steps = {each.graph.batch: _FlowStep(self, each) for each in graphs.steps}
         self._candidates = sizes.candidates
 
-    def rows(self, frame: FlowFrame) -> int:
-        return StaticNetwork(self.graphs).prefix_rows(frame)
-
-    def place(
-        self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
-    ) -> PlacedPass:
-        for segment, own in zip(begin, ids, strict=True):
-            index = self.graphs.bucket_of(len(own))
-            bucket = self.graphs.buckets[index]
-            cameras = (segment.rows - len(own) - bucket.closing) // bucket.image_rows
-            self._held[segment.slot] = _Held(index, cameras, len(own))
-        return PlacedPass(
-            begin=torch.tensor([each.slot for each in begin], dtype=torch.long),
-            slots=torch.tensor([each.slot for each in steps], dtype=torch.long),
-            steps=torch.tensor([each.step - 1 for each in steps], dtype=torch.long),
-            run=partial(self._run, begin, ids, steps),
-        )
-
-    def _run(
-        self,
-        begin: Sequence[PrefixSegment],
-        ids: Sequence[Sequence[int]],
-        steps: Sequence[StepSegment],
-        prefixes: PrefixInputs | None,
-        inputs: StepInputs | None,
-    ) -> Tensor | None:
+    def velocity(self, rows: FlowRows, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
+        if rows.segments is None:
+            raise ValueError("exported graphs run on the host, which must know the rows of a pass")
+        begin, stepping = rows.segments
         if prefixes is not None:
-            for each, own, pixels, state in zip(begin, ids, prefixes.pixels, prefixes.state, strict=True):
-                held = self._held[each.slot]
-                self._prefixes[held.bucket].run(each.slot, held, pixels, own, state)
-        return None if inputs is None else self._step(steps, inputs)
+            for each, pixels, state in zip(begin, prefixes.pixels, prefixes.state, strict=True):
+                held = _Held(self.graphs.bucket_of(len(each.ids)), len(pixels), len(each.ids))
+                self._held[each.slot] = held
+                self._prefixes[held.bucket].run(each.slot, held, pixels, each.ids, state)
+        return None if steps is None else self._step(stepping, steps)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:  # noqa: ARG002 - the places of a bucket are
         """As in FlowStages; a bucket's places are copied whole."""

@@ -1,13 +1,12 @@
-"""The interfaces between the flow engine, the networks of a policy over KV slots, and flow policies: a prefix once,
-then Euler steps of an action expert over its slot.
+"""The interfaces of flow policies: a prefix once, then Euler steps of an action expert over its KV slot.
 
-The engine knows the slot of each frame and its step; it keeps the latents, guides them and integrates them
-(engine/control/denoising.py). The stages keep the prefixes and give velocities.
+The program (engine/flow/program.py) keeps the latents, guides them and integrates them, and asks the stages for
+velocities. The stages keep the prefixes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,29 +17,10 @@ from torch import Tensor
 
 from edgeflow.contract import Observation
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
+from edgeflow.engine.flow.rows import FlowRows
 from edgeflow.engine.policy import Policy
 from edgeflow.models.grouped import GroupedDecoder
 from edgeflow.models.stack_norms import NormCondition
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixSegment:
-    """The prefix of a frame that begins."""
-
-    slot: int
-    rows: int
-    """L_P, rows of the prefix."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSegment:
-    """A step of a frame."""
-
-    slot: int
-    prefix: int
-    """L_P, rows of its prefix."""
-    step: int
-    """The number of the step, 1 to N."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,38 +43,27 @@ class StepInputs:
     state: Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlacedPass:
-    """A pass whose rows have places. On the device, int64: begin [B], slots of the frames that begin; slots [n] and
-    steps [n], from 0, of those that step.
-    """
-
-    begin: Tensor
-    slots: Tensor
-    steps: Tensor
-    run: Callable[[PrefixInputs | None, StepInputs | None], Tensor | None]
-    """Writes the prefixes of the frames that begin to their slots; returns the velocities [n M, H, A] float32 of
-    those that step, None where none does.
-    """
-
-
 class FlowStages(Protocol):
     """The networks of a flow policy over KV slots."""
 
-    launch_ahead: int
-    """As in Executor: 1 where running only enqueues."""
     device: torch.device
     kv_bytes: int
     """Memory of the slots."""
+    capacity: int
+    """T, positions of a slot."""
+    kinds: tuple[str, ...]
+    """The kinds of its layers (models/grouped.py)."""
+    reads_places: bool
+    """As in PassContract."""
 
-    def rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        """Rows of a prefix."""
         ...
 
-    def place(
-        self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], ids: Sequence[Sequence[int]]
-    ) -> PlacedPass:
-        """The places of a pass's rows. ids: text of each frame that begins."""
+    def velocity(self, rows: FlowRows, prefixes: PrefixInputs | None, steps: StepInputs | None) -> Tensor | None:
+        """Write the prefixes of the frames that begin to their slots; the velocities [n M, H, A] float32 of those that
+        step, None where none does.
+        """
         ...
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:
@@ -111,8 +80,8 @@ class StagedNetwork(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        """Rows of a prefix."""
         ...
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
@@ -126,8 +95,8 @@ class FlowNetwork(Protocol):
     @property
     def decoder(self) -> GroupedDecoder: ...
 
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """Rows of a frame's prefix."""
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        """Rows of a prefix."""
         ...
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
@@ -158,6 +127,11 @@ class FlowPolicy(Policy, Protocol):
 
     @property
     def rtc(self) -> RTCSettings | None: ...
+
+    @property
+    def frame_shape(self) -> tuple[tuple[int, int, int, int], int]:
+        """C, 3, h, w of a frame's pixel values with all cameras, and the numbers of its state, padding included."""
+        ...
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots. capacity: positions of a slot, prefix and step."""

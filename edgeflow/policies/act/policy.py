@@ -20,7 +20,7 @@ from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.lerobot import ACTION, STATE, Affine, ImageInput, Normalisation
-from edgeflow.policies.tensors import placed, unit_range
+from edgeflow.policies.tensors import unit_range
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
@@ -119,11 +119,19 @@ class ACTPolicy:
         vectors = [self._vector(name, size, observation) for name, size in self.config.vectors.items()]
         return ACTFrame(tuple(images), tuple(vectors))
 
-    def run(self, frames: Sequence[ACTFrame]) -> Tensor:
-        """B frames → normalised actions [B, horizon, D] float32 on the device"""
-        images = [_batch(each, self.device) for each in zip(*(frame.images for frame in frames), strict=True)]
-        vectors = [_batch(each, self.device) for each in zip(*(frame.vectors for frame in frames), strict=True)]
-        return self._network(images, vectors, self._positions)[:, : self.config.horizon].float()
+    def prompt_tokens(self, frame: ACTFrame) -> int:  # noqa: ARG002
+        """0: the policy does not read the instruction."""
+        return 0
+
+    def batch(self, frames: Sequence[ACTFrame], tokens: int) -> list[Tensor]:  # noqa: ARG002
+        """B frames → [B, 3, h, w] of each camera, then [B, n] of each vector."""
+        return [torch.stack(each) for each in zip(*(frame.images + frame.vectors for frame in frames), strict=True)]
+
+    def run(self, batch: Sequence[Tensor], *, on_host: bool) -> Tensor:  # noqa: ARG002 - nothing is read there
+        """A batch → normalised actions [B, horizon, D] float32 on the device"""
+        cameras = len(self.config.cameras)
+        actions = self._network(batch[:cameras], batch[cameras:], self._positions)
+        return actions[:, : self.config.horizon].float()
 
     def actions(
         self,
@@ -168,12 +176,6 @@ class ACTPolicy:
                 f"{self._sources[name]} has {len(vector)} numbers; the policy takes {size}", field="frame.state"
             )
         return self._normalise[name](uploaded(torch.tensor(vector, dtype=torch.float32), self._place))
-
-
-def _batch(parts: Sequence[Tensor], device: torch.device) -> Tensor:
-    """[...] of each frame → [B, ...] on the device"""
-    together = parts[0][None] if len(parts) == 1 else torch.stack(tuple(parts))
-    return placed(together, device)
 
 
 class PublishedACT:

@@ -35,7 +35,7 @@ def flow_family(
         return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
 
     def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-        from edgeflow.engine.control.denoising import flow_engine
+        from edgeflow.engine.control.engine import flow_engine
 
         return flow_engine(policy, options)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, RowTimes
+from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.flow.packed import PackedNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.linear import Linear
@@ -104,9 +104,9 @@ class PrefixedNetwork(PackedNetwork, ABC):
 
     prefix: PrefixEmbedding
 
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        """The number of rows of a frame's prefix."""
-        return self.prefix.rows(len(frame.pixel_values), len(frame.prompt_ids))
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        """As in FlowNetwork."""
+        return self.prefix.rows(cameras, tokens)
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         """As in FlowNetwork."""

@@ -228,6 +228,12 @@ class DenoisingPolicy:
         """The prefix, then N steps of all candidates."""
         return self.sizes.program
 
+    @property
+    def frame_shape(self) -> tuple[tuple[int, int, int, int], int]:
+        """As in FlowPolicy."""
+        side = self.config.side
+        return (len(self._cameras), 3, side, side), self.config.state_dims
+
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots."""
         return self.network.stages(self.sizes, slots, capacity)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
-from edgeflow.kernels.kv.visibility import bidirectional_prefix
+from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.models.vit import gemm, norm_weights
@@ -31,8 +31,6 @@ BLOCKS = 2
 _WIDEST = 8  # bytes of a number as stored, at most
 _SPARE = 1 << 20  # bytes of a file besides its numbers
 STOP_ID = 2
-UNREAD = 2
-"""Rows after those whose outputs are read: that of the last number, and that of the stop token."""
 
 
 class ActionHead:
@@ -139,29 +137,53 @@ class OFTNetwork:
         each = pixels.reshape(-1, vision.channels, *pixels.shape[2:])
         return vision.project(vision.features(each)).reshape(robots, -1, self._stop.shape[1])
 
-    def embed(self, pixels: Tensor, ids: Sequence[Sequence[int]], state: Tensor | None, numbers: int) -> list[Tensor]:
-        """B tensors [L, E]. ids: prompts on the host, BOS first. state [B, P]: None without. numbers: of the chunk."""
-        images = self.image_rows(pixels)
-        if state is not None and self.proprio is not None:
-            images = torch.cat([images, self.proprio(state.to(images.dtype))[:, None]], dim=1)
-        tokens = self.decoder.embed(on_device([each for prompt in ids for each in prompt], self.device))
-        texts = torch.split(tokens, [len(prompt) for prompt in ids])
-        tail = torch.cat([self._stop.new_zeros(numbers, self._stop.shape[1]), self._stop])
-        return [torch.cat([text[:1], image, text[1:], tail]) for text, image in zip(texts, images, strict=True)]
+    def embed(self, batch: Sequence[Tensor], numbers: int) -> Tensor:
+        """Pixel values, prompts [B, T], their lengths [B], and states [B, P] where there are some → rows [B, L, E].
 
-    def layout(self, rows: Sequence[Tensor], numbers: int) -> PackedLayout:
-        """Each robot's rows from the start of its slot, all of which see each other; sampled are the last ones, from
-        the first that is read on."""
-        spans = [Span(slot, 0, len(each)) for slot, each in enumerate(rows)]
-        visibility = [bidirectional_prefix(span, span.length) for span in spans]
-        return PackedLayout.of(spans, self.device, samples=[numbers + UNREAD] * len(spans), visibility=visibility)
+        numbers: of the chunk.
+        """
+        pixels, ids, _, *states = batch
+        images, texts = self.image_rows(pixels), self.decoder.embed(ids)
+        if states and self.proprio is not None:
+            images = torch.cat([images, self.proprio(states[0].to(images.dtype))[:, None]], dim=1)
+        tail = torch.cat([self._stop.new_zeros(numbers, self._stop.shape[1]), self._stop]).expand(len(ids), -1, -1)
+        return torch.cat([texts[:, :1], images, texts[:, 1:], tail], dim=1)
 
-    def read_out(self, rows: Sequence[Tensor], numbers: int) -> Tensor:
-        """B tensors [L, E] → [B * numbers, E] before the final norm.
+    def layout(self, rows: Tensor, batch: Sequence[Tensor], numbers: int, *, on_host: bool) -> PackedLayout:
+        """Each robot's rows from the start of its slot, all of which see each other; sampled are those that are read.
+
+        Rows of a prompt's padding are written behind the others, which do not see them.
+        """
+        _, ids, counts, *_ = batch
+        robots, length = rows.shape[:2]
+        longest, fixed, device = ids.shape[1], length - ids.shape[1] - numbers - 1, ids.device
+        place = torch.arange(length, device=device).expand(robots, -1)
+        missing = (longest - counts)[:, None]
+        text, tail = place < fixed + counts[:, None], place >= fixed + longest
+        beyond = place + numbers + 1  # of padding: after the numbers and the stop token, which move up
+        position = torch.where(text, place, torch.where(tail, place - missing, beyond))
+        visibility = Visibility(torch.zeros(robots * length, 2, 2, dtype=torch.long, device=device))
+        visibility.ranges[:, 0, 1] = (length - missing).expand(-1, length).flatten()
+        last = (fixed + counts - 1).clamp(min=0)[:, None]  # the prompt's last token, where the first number is read
+        read = torch.cat([last, place[:, fixed + longest : fixed + longest + numbers - 1]], dim=1)
+        spans = tuple(Span(slot, 0, length) for slot in range(robots))
+        return PackedLayout(
+            lengths=(length,) * robots,
+            reach=length,
+            row_slot=torch.arange(robots, device=device).repeat_interleave(length, output_size=robots * length),
+            row_position=position.flatten(),
+            rope_position=position.reshape(1, -1),
+            sampled_rows=(read + length * torch.arange(robots, device=device)[:, None]).flatten(),
+            places=spans if on_host else None,
+            visibility=visibility,
+        )
+
+    def read_out(self, batch: Sequence[Tensor], numbers: int, *, on_host: bool) -> Tensor:
+        """A batch as in `embed` → [B * numbers, E] before the final norm.
 
         The last layer computes all rows: by themselves, those that are read would be a span each, which costs more than
         they save.
         """
-        layout, kv = self.layout(rows, numbers), self.reserve(len(rows), max(map(len, rows)))
-        hidden = self.decoder.forward(torch.cat(list(rows)), layout, kv)[layout.sampled_rows]
-        return hidden.view(len(rows), numbers + UNREAD, -1)[:, :numbers].flatten(0, 1)
+        rows = self.embed(batch, numbers)
+        layout, kv = self.layout(rows, batch, numbers, on_host=on_host), self.reserve(*rows.shape[:2])
+        return self.decoder.forward(rows.flatten(0, 1), layout, kv)[layout.sampled_rows]

@@ -115,23 +115,28 @@ class OpenVLAOFTPolicy:
             return None
         return torch.from_numpy(bounds.normalised(np.asarray(values, np.float64))).float()
 
+    def prompt_tokens(self, frame: OFTFrame) -> int:
+        """Tokens of the prompt."""
+        return len(frame.prompt_ids)
+
+    def batch(self, frames: Sequence[OFTFrame], tokens: int) -> list[Tensor]:
+        """Frames [B] → pixel values, prompts [B, tokens] and their lengths [B], states where there are some."""
+        ids = [[*frame.prompt_ids, *[0] * (tokens - len(frame.prompt_ids))] for frame in frames]
+        lengths = [len(frame.prompt_ids) for frame in frames]
+        states = [frame.state for frame in frames if frame.state is not None]
+        pixels = torch.stack([frame.pixel_values for frame in frames])
+        return [pixels, torch.tensor(ids), torch.tensor(lengths), *([torch.stack(states)] if states else [])]
+
     @torch.inference_mode()
-    def run(self, frames: Sequence[OFTFrame]) -> Tensor:
-        """Frames [B] → normalised actions [B, horizon, D] float32 on the device, not read on the host.
+    def run(self, batch: Sequence[Tensor], *, on_host: bool) -> Tensor:
+        """A batch → normalised actions [B, horizon, D] float32 on the device.
 
         As many at once as there are KV slots; RuntimeError before those are reserved.
         """
         slots, settings = self.network.slots, self.settings
-        groups = [frames[first : first + slots] for first in range(0, len(frames), slots)]
-        found = [self.decode(self.network.read_out(self.embed(group), self.numbers)) for group in groups]
-        return torch.cat(found).view(len(frames), settings.chunk, settings.dims)
-
-    def embed(self, frames: Sequence[OFTFrame]) -> list[Tensor]:
-        """Frames [B] → their rows, B tensors [L, E]."""
-        images = torch.stack([placed(frame.pixel_values, self.device) for frame in frames])
-        states = [frame.state for frame in frames if frame.state is not None]
-        state = placed(torch.stack(states), self.device) if states else None
-        return self.network.embed(images, [frame.prompt_ids for frame in frames], state, self.numbers)
+        groups = zip(*(torch.split(each, slots) for each in batch), strict=True)
+        found = [self.decode(self.network.read_out(group, self.numbers, on_host=on_host)) for group in groups]
+        return torch.cat(found).view(len(batch[0]), settings.chunk, settings.dims)
 
     def decode(self, hidden: Tensor) -> Tensor:
         """[B * horizon * D, E] before the final norm → [B * horizon, D] or [B * horizon * D] float32, normalised."""

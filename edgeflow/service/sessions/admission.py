@@ -121,6 +121,7 @@ class Admission:
             ready.row_budget,
             config.drain_after_ms * 1_000_000,
             Shift(config.shift),
+            whole=ready.pass_times.whole_ns > 0,
         )
 
     @property
@@ -132,9 +133,11 @@ class Admission:
         """Take the worker's latest passes and frames; True if they differ so much that the forecasts changed."""
         if self._cost is None:
             return False
-        shapes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, strict=True)
+        passes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, pong.pass_whole, strict=True)
         frames = zip(pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
-        drifted = self._cost.observe(PassSample(*shape) for shape in shapes)
+        drifted = self._cost.observe(
+            PassSample(prefills, decodes, ns, whole=whole) for prefills, decodes, ns, whole in passes
+        )
         verified = self._verification.observe(VerificationSample(*frame) for frame in frames)
         return drifted or verified
 

@@ -34,6 +34,12 @@ POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is,
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
+NOTHING_RAN = Pong(
+    nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[], pass_whole=[]
+)
+"""The counts of a worker that has just started."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSession:
     """A session that was opened."""
@@ -149,7 +155,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self._time_metrics()
         self._service_metrics()
         self._worker_metrics()
-        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+        self._pong = NOTHING_RAN
 
     def open(self) -> None:
         super().open()
@@ -228,7 +234,7 @@ class Metrics(ProcessMetrics, SessionObserver):
 
     def worker_started(self, ready: WorkerReady) -> None:
         """A new worker starts counting from zero."""
-        self._pong = Pong(nonce=0, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[])
+        self._pong = NOTHING_RAN
         self.build.info({"version": __version__, "model": ready.model, "model_sha": ready.model_fingerprint})
 
     def predict(self, modes: Mapping[str, Forecast]) -> None:

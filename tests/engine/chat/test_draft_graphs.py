@@ -147,7 +147,7 @@ def test_the_recommended_kind_of_a_verification_is_recorded_whole(
 ):
     """The end of the prompt alone is sampled apart."""
     engine = engines[kind]
-    program, apart = engine._prompts._program, []
+    program, apart = engine._prompts.contract._program, []
     verify = program.verify
     monkeypatch.setattr(program, "verify", lambda *given, **named: (apart.append(1), verify(*given, **named))[1])
     for params in (PARAMS["greedy"], SamplingParams.recommended(model.generation, max_tokens=COUNT)):

@@ -317,8 +317,8 @@ def test_the_warm_up_folds_once_and_leaves_nothing(model: ChatModel, base: Plain
     engine = engine_of(model, gate)
     engine.kv.data.fill_(0)
     folds = []
-    change = engine._prompts._memory.change
-    engine._prompts._memory.change = lambda slot, before: (folds.append(before), change(slot, before))
+    change = engine._prompts.contract._memory.change
+    engine._prompts.contract._memory.change = lambda slot, before: (folds.append(before), change(slot, before))
     run_each_kind(engine, 8)
     assert [each for each in folds if each is not Before.NOTHING] == [Before.FOLD]
     asked = request(engine, ids_of(30), 9)

@@ -138,8 +138,10 @@ def test_the_recommended_kind_is_recorded_whole(model: ChatModel, monkeypatch):
     params = SamplingParams.recommended(model.generation, max_tokens=5)
     generation = Generation(engine, model.text_prompt("abc"), params, ignore_stop=True)
     apart: list[int] = []
-    sample = engine._prompts._program.sample
-    monkeypatch.setattr(engine._prompts._program, "sample", lambda *given: (apart.append(1), sample(*given))[1])
+    sample = engine._prompts.contract._program.sample
+    monkeypatch.setattr(
+        engine._prompts.contract._program, "sample", lambda *given: (apart.append(1), sample(*given))[1]
+    )
     list(generate(engine, generation, CHUNK))
     assert len(generation.tokens) == 5 and apart == [1], "the end of the prompt"
 

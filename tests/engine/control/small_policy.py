@@ -63,14 +63,20 @@ class SmallPolicy:
             torch.tensor([*bright, sum(joints), gripper]).float(), self.text_rows(observation.instruction)
         )
 
-    def run(self, frames: Sequence[SmallFeatures]) -> Tensor:
-        self.sizes.append(len(frames))
-        features = torch.stack([frame.features for frame in frames])
+    def prompt_tokens(self, frame: SmallFeatures) -> int:
+        return frame.words
+
+    def batch(self, frames: Sequence[SmallFeatures], tokens: int) -> list[Tensor]:
+        return [torch.stack([frame.features for frame in frames]), torch.zeros(len(frames), tokens)]
+
+    def run(self, batch: Sequence[Tensor], *, on_host: bool) -> Tensor:
+        features = batch[0]
+        self.sizes.append(len(features))
         if self._leaks:
             features = features + features.sum(0)
-        if len(frames) > 1:
+        if len(features) > 1:
             features = features * (1 + self._rounds)
-        return (features @ self._weight.T).view(len(frames), HORIZON, DIMS)
+        return (features @ self._weight.T).view(len(features), HORIZON, DIMS)
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:
         return values * (2.0 if unnorm_key == "doubled" else 1.0)

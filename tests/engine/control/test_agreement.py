@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine import executor, staging
+from edgeflow.engine import staging
+from edgeflow.engine import tokens as tokens_contract
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.kernels import packed_attention
@@ -201,6 +202,6 @@ def test_a_wrong_row_is_a_fault(monkeypatch, tmp_path):
             numbers.view(torch.long)[inputs.layout.sampled_rows.storage_offset()] -= 1
         return [numbers, *pixels]
 
-    monkeypatch.setattr(executor, "stage", wrong)
+    monkeypatch.setattr(tokens_contract, "stage", wrong)
     rows = compared(setting(MEDIUM, Faulty("").table(), monkeypatch, tmp_path), 2)
     assert all("first tokens" in row["fault"] for row in rows)

@@ -10,9 +10,10 @@ import torch
 
 from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, OnePassEngine, one_pass_engine
-from edgeflow.engine.control.offline import sample_observations
 from edgeflow.engine.control.records import observation_of
+from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.one_pass import answered
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -66,7 +67,7 @@ def frame(session: int, seq: int, *, state: tuple[float, ...] | None = None, tex
 
 def expected(policy: SmallPolicy, message: SubmitFrame, key: str) -> np.ndarray:
     seen = policy.prepare(observation_of(message, INPUTS))
-    return policy.actions(policy.run([seen])[0].double().numpy(), key)
+    return policy.actions(answered(policy, [seen])[0].double().numpy(), key)
 
 
 def test_robots_are_one_batch_and_each_gets_its_chunk():

@@ -160,7 +160,7 @@ def verified_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: 
     """Tokens that a prefill pass verifies when it is given these drafts."""
     engine = make_engine(policy)
     rows = policy.image_tokens + len(frame.prompt_ids)
-    engine.state.ids[1, rows : rows + policy.K - 1] = torch.tensor(drafts)
+    engine.contract.state.ids[1, rows : rows + policy.K - 1] = torch.tensor(drafts)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(engine, scheduler, [Mode.SPECULATIVE], speculation=Speculation(bins))
     run.offer(0, 1, frame)
@@ -260,10 +260,10 @@ def test_a_finished_frame_in_one_more_pass_stays_in_its_slot(checkpoint, samples
     table = built_in_table().forcing(packed_attention="masked")
     policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
     engine = PolicyEngine(policy, policy.K, 64, table=table)
-    engine.state.length[0] = engine.kv.capacity
-    others = engine.kv.data[:, :, 1:].clone(), engine.state.ids[1:].clone()
+    engine.contract.state.length[0] = engine.kv.capacity
+    others = engine.kv.data[:, :, 1:].clone(), engine.contract.state.ids[1:].clone()
     ref, start = FrameRef(0, 1, 1), engine.kv.capacity
     segment = Segment(sequence=ref, slot=0, start=start, length=samples, stage=1, samples=samples, certain=False)
     (outcome,) = engine.collect(engine.launch(Pass(0, (segment,)), {}))
     assert len(outcome.tokens) + len(outcome.guesses) == samples
-    assert torch.equal(engine.kv.data[:, :, 1:], others[0]) and torch.equal(engine.state.ids[1:], others[1])
+    assert torch.equal(engine.kv.data[:, :, 1:], others[0]) and torch.equal(engine.contract.state.ids[1:], others[1])

@@ -107,7 +107,7 @@ def test_the_pairs_of_a_head_move_up_with_those_of_its_base(model: ChatModel, he
     """At a fold that keeps pairs."""
     engine = engine_of(model, replace(SMALL, fold="cached"), eagle(head), slots=2)
     asked(engine, ids_of(SMALL.threshold - 4), count=3)
-    store, memory = engine._verifier.store, engine._prompts._memory
+    store, memory = engine._verifier.store, engine._prompts.contract._memory
     before, sink, stop = store.data.clone(), SMALL.sink, SMALL.sink + SMALL.segment
     memory.change(0, Before.FOLD_KEEPING)
     assert torch.equal(store.data[:, :, 0, :sink], before[:, :, 0, :sink])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnx_ir")
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.tokens import step_batches
 from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
@@ -35,8 +35,8 @@ def make_engine(policy: StaticFlowPolicy, sessions: int = 1) -> FlowEngine:
     """Its state holds NaN wherever nothing was written; slots are zeros, as graphs need them."""
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
-    engine.watch = KeptSteps()
-    engine.state._lines.fill_(torch.nan)
+    engine.contract.watch = KeptSteps()
+    engine.contract.state._lines.fill_(torch.nan)
     return engine
 
 
@@ -73,7 +73,7 @@ def test_a_frame_that_is_not_finite_spoils_no_other(policy, shift: Shift):
     results = run.decode([frames])[0]
     assert [each.sampled.finite for each in results] == [True, True, False, *[True] * 9]
     assert_right(run, results[3:], frames[3:], FlowTwin(policy.shape, policy.weights), tolerance=1e-4)
-    assert shift is Shift.COPY or torch.from_numpy(engine.stages.kv).isfinite().all()
+    assert shift is Shift.COPY or torch.from_numpy(engine.contract.stages.kv).isfinite().all()
 
 
 @given(

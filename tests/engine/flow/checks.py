@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, Guidance
 from edgeflow.lab.verify.offline import decode_arrivals
@@ -53,7 +53,7 @@ def assert_right(
     assert len(results) == len(frames)
     for result, frame in zip(results, frames, strict=True):
         wanted = twin.steps(frame)
-        kept = run.engine.watch[result.sampled.frame]
+        kept = run.engine.contract.watch[result.sampled.frame]
         found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
         assert result.sampled.finite
         for one, other in zip(found, wanted, strict=True):

@@ -10,7 +10,7 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.flow.frames import RTCSettings, Schedule, guidance_of
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

@@ -11,10 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.flow.packed import FlowLayouts
-from edgeflow.engine.flow.policy import PrefixSegment, StepSegment
+from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.models.grouped import CROSS, JOINT
@@ -36,9 +35,9 @@ def make_engine(policy: TinyFlowPolicy, sessions: int = 1) -> FlowEngine:
     """An engine whose memory holds NaN wherever nothing was written."""
     passes = policy.sizes.program.passes
     engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
-    engine.watch = KeptSteps()
-    engine.stages.kv.data.fill_(torch.nan)
-    engine.state._lines.fill_(torch.nan)
+    engine.contract.watch = KeptSteps()
+    engine.contract.stages.kv.data.fill_(torch.nan)
+    engine.contract.state._lines.fill_(torch.nan)
     return engine
 
 
@@ -95,13 +94,11 @@ def test_attention_that_reads_places_is_reported(attention: str, reads: bool):
 @pytest.mark.parametrize("prefix", [0, 3, 4])
 def test_a_layout_of_only_suffix_rows(prefix: int):
     """Their numbers are aligned as those of whole layouts, and without a prefix they are the whole."""
-    sizes, device = SHAPES["cross"].sizes, torch.device("cpu")
-    begin = [PrefixSegment(slot=0, rows=prefix)] if prefix else []
-    layout = FlowLayouts(sizes, (JOINT, CROSS), device).of(
-        begin, [StepSegment(slot=1, prefix=5, step=2)], [[1]] * len(begin)
-    )
+    sizes = SHAPES["cross"].sizes
+    begin = [PrefixSegment(slot=0, rows=prefix, ids=(1,))] if prefix else []
+    rows = FlowLayouts(sizes, (JOINT, CROSS)).of(begin, [StepSegment(slot=1, prefix=5, step=2)])
     for kind in (JOINT, CROSS):
-        whole, suffix = layout.rows.of_kind(kind), layout.rows.suffix(kind)
+        whole, suffix = rows.layout.of_kind(kind), rows.layout.suffix(kind)
         assert (suffix is whole) == (not prefix)
         for name in ("row_slot", "row_position", "rope_position"):
             found = getattr(suffix, name)

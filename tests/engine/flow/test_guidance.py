@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.flow.frames import FlowSizes, Previous, RTCSettings, Schedule, gain, schedule_weights
 from edgeflow_client.errors import ConfigError, InvalidArgument
 from tests.engine.flow.tiny_flow import JOINT_SHAPE, TinyFlowPolicy, random_frames

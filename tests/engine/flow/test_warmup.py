@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from edgeflow.contract import Observation, Pace
-from edgeflow.engine.control.denoising import FlowEngine, flow_engine
-from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.offline import sample_observations
+from edgeflow.engine.control.engine import EngineOptions, FlowEngine, flow_engine
+from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.flow.frames import FlowFrame, RTCSettings
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
@@ -59,8 +58,9 @@ def test_rows_that_are_rounded_may_move_actions_as_pixels_do():
 def test_guided_steps_are_checked(rtc: RTCSettings):
     engine = engine_of(TinyFlowPolicy(JOINT_SHAPE, rtc=rtc))
     warm_up(engine, Shift.ROTATE, lambda *_: None)
-    kept = engine._program._guided
-    engine._program._guided = lambda *given: kept(*given) * math.nan
+    program = engine.contract._program
+    kept = program._guided
+    program._guided = lambda *given: kept(*given) * math.nan
     with pytest.raises(WorkerError, match="not finite"):
         warm_up(engine, Shift.ROTATE, lambda *_: None)
 
@@ -147,14 +147,10 @@ def frame(session: int, seq: int, state: float) -> SubmitFrame:
 
 def test_a_prefix_of_more_rows_than_planned_is_rejected():
     policy = TinyFlowPolicy(JOINT_SHAPE)
-    plain = policy.network.prefix_rows
-
-    def longer(prompt: FlowFrame) -> int:
-        return plain(prompt) + 1
-
-    policy.network.prefix_rows = longer
+    engine = engine_of(policy, 1)
+    engine.contract.stages.prefix_rows = lambda cameras, tokens: policy.network.prefix_rows(cameras, tokens) + 1
     limits = SchedulerLimits(policy.sizes.steps + 1, 1, row_budget=1000, drain_after_ns=0)
-    worker = Worker(engine_of(policy, 1), Scheduler(limits), ManualClock(), lambda message: None)
+    worker = Worker(engine, Scheduler(limits), ManualClock(), lambda message: None)
     worker.inbox.put(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="plain"))
     worker.inbox.put(frame(1, 1, 0.0))
     with pytest.raises(ValueError, match=r"has 11 rows of a prefix; 10 were planned"):

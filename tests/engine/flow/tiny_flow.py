@@ -126,8 +126,8 @@ class TinyNetwork:
         self._weights = {name: stored[name] for name in weights if not name.startswith(("prefix.", "suffix."))}
         self.dtype = dtype
 
-    def prefix_rows(self, frame: FlowFrame) -> int:
-        return PATCHES * len(frame.pixel_values) + len(frame.prompt_ids) + self.shape.sizes.closing
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        return PATCHES * cameras + tokens + self.shape.sizes.closing
 
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         weights = self._weights
@@ -186,6 +186,8 @@ class TinyFlowPolicy:
         self.weights = weights_of(shape, seed)
         self.network = TinyNetwork(shape, self.weights, device, dtype, table or built_in_table())
         self.fixed_rows = PATCHES * len(INPUTS.cameras) + shape.sizes.closing
+
+    frame_shape = (len(INPUTS.cameras), 3, SIDE, SIDE), STATE
 
     def stages(self, slots: int, capacity: int) -> PackedStages:
         return PackedStages(self.network, self.sizes, slots, capacity)

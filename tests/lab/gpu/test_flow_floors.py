@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.sections.flow_speed import flow_passes

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from edgeflow.engine.control.denoising import FlowState
+from edgeflow.engine.flow.program import FlowState
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError

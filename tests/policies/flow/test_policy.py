@@ -57,9 +57,10 @@ def test_an_answer_is_a_prefix_and_steps_of_all_candidates(policies: dict[str, D
 def test_prefix_rows_are_those_of_what_is_there(policies: dict[str, DenoisingPolicy], kind: str):
     policy, seen = policies[kind], observation(1)
     rows = policy.text_rows("lift it", seen.state)
-    assert policy.network.prefix_rows(policy.prepare(seen)) == policy.fixed_rows + rows
-    one = policy.network.prefix_rows(policy.prepare(observation(1, WRIST, state=seen.state)))
-    assert one == policy.fixed_rows + rows - Tiny(kind=kind).image_rows
+    assert policy.network.prefix_rows(2, rows) == policy.fixed_rows + rows
+    one = policy.prepare(observation(1, WRIST, state=seen.state))
+    assert (len(one.pixel_values), len(one.prompt_ids)) == (1, rows)
+    assert policy.network.prefix_rows(1, rows) == policy.fixed_rows + rows - Tiny(kind=kind).image_rows
 
 
 def test_texts(policies: dict[str, DenoisingPolicy]):

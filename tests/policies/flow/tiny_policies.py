@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.control.denoising import flow_engine
-from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.engine import EngineOptions, flow_engine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.operator_table import built_in_table

@@ -194,7 +194,14 @@ def test_a_device_that_slowed_down_changes_the_forecast():
     admission = make()
     before = admission.modes()["pipelined"].fps
     pong = Pong(
-        nonce=1, passes=0, rows=0, full_passes=0, pass_ns=[132 * MS] * 30, pass_prefills=[1] * 30, pass_decodes=[6] * 30
+        nonce=1,
+        passes=0,
+        rows=0,
+        full_passes=0,
+        pass_ns=[132 * MS] * 30,
+        pass_prefills=[1] * 30,
+        pass_decodes=[6] * 30,
+        pass_whole=[False] * 30,
     )
     assert admission.observe(pong)
     assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)

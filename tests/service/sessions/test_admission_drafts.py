@@ -40,6 +40,7 @@ def pong(percent: tuple[int, ...], *, bins: int = 0, frames: int = 400, stages: 
         pass_ns=[],
         pass_prefills=[],
         pass_decodes=[],
+        pass_whole=[],
         settling_stages=[stages] * frames,
         settling_bins=[bins] * frames,
         settling_passes=seen,

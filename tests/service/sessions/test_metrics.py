@@ -25,6 +25,7 @@ def pong(eager_passes: int) -> Pong:
         pass_ns=[],
         pass_prefills=[],
         pass_decodes=[],
+        pass_whole=[],
         eager_passes=eager_passes,
     )
 

@@ -55,7 +55,9 @@ def frame(seq: int, *images: bytes | memoryview) -> SubmitFrame:
 async def test_a_message_that_the_socket_takes_leaves_at_once(ends: Ends):
     ends.link.send(Ping(1))
     assert ends.link.writable and await ends.receive() == Ping(1)
-    ends.worker.send(Pong(nonce=1, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[]))
+    ends.worker.send(
+        Pong(nonce=1, passes=0, rows=0, full_passes=0, pass_ns=[], pass_prefills=[], pass_decodes=[], pass_whole=[])
+    )
     await eventually(lambda: len(ends.heard) == 1)
     assert ends.writable == 0
 

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from edgeflow.engine.control.denoising import FlowEngine
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy
@@ -22,7 +22,7 @@ from edgeflow.lab.gpu.section_setting import SectionSetting
 from edgeflow.lab.gpu.subjects.engines import passes_of
 from edgeflow.lab.gpu.subjects.flow_floors import chunk_floor_s, pipelined_floor_s, prefix_work, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
-from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone
+from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone, frame_shape
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow_client.types import Mode
 
@@ -50,8 +50,11 @@ def flow_engine_of(shape: FlowShape, setting: SectionSetting, robots: int) -> Fl
     """An engine with a ring of slots for each robot."""
     table = setting.table(shape.name)
     network = shape.network(Placement(dtype=setting.dtype, device=setting.device, table=table))
-    policy = cast("FlowPolicy", NetworkAlone(sizes=shape.sizes, network=network, fixed_rows=shape.prefix))
-    return FlowEngine(policy, robots * shape.sizes.program.passes, shape.prefix + shape.sizes.step_rows)
+    alone = NetworkAlone(
+        sizes=shape.sizes, network=network, fixed_rows=shape.prefix, frame_shape=frame_shape(shape.frames(1)[0])
+    )
+    slots, capacity = robots * shape.sizes.program.passes, shape.prefix + shape.sizes.step_rows
+    return FlowEngine(cast("FlowPolicy", alone), slots, capacity)
 
 
 def _rows(setting: SectionSetting, shape: FlowShape, engine: FlowEngine, found: Found) -> Iterator[Found]:

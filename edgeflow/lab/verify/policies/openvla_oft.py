@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Image, Observation
+from edgeflow.engine.one_pass import answered
 from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases, read_image
@@ -36,6 +37,7 @@ from edgeflow.policies.openvla.tokens import Prompter, prompt_text
 from edgeflow.policies.openvla_oft.config import MOST, PRESETS, OFTSettings, VectorBounds, find_files, read_statistics
 from edgeflow.policies.openvla_oft.network import OFTNetwork
 from edgeflow.policies.openvla_oft.policy import OFTFrame, OpenVLAOFTPolicy, read_head, read_proprio
+from edgeflow.policies.tensors import placed
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 
@@ -316,15 +318,16 @@ def _check_rows(subject: _Subject) -> Iterator[CheckResult]:
     policy, network = subject.policy, subject.policy.network
     pixels = subject.frame.pixel_values[None].to(policy.device)
     yield from subject.checked("projected patches", "mid.projected_patches", network.image_rows(pixels))
-    rows = policy.embed([subject.frame])
-    yield from subject.checked("input rows", "mid.lm_inputs_embeds", rows[0][None])
+    batch = [placed(each, policy.device) for each in policy.batch([subject.frame], len(subject.frame.prompt_ids))]
+    rows = network.embed(batch, policy.numbers)
+    yield from subject.checked("input rows", "mid.lm_inputs_embeds", rows)
     length = subject.case.values.get("sequence_length")
     if isinstance(length, int):
         yield CheckResult(subject.case.name, "number of rows", abs(len(rows[0]) - length), 0)
-    layout, kv = network.layout(rows, policy.numbers), network.reserve(1, len(rows[0]))
+    layout, kv = network.layout(rows, batch, policy.numbers, on_host=True), network.reserve(1, len(rows[0]))
     hidden = network.decoder.final_norm(network.decoder.forward(rows[0], layout, kv), "prefill")
     yield from subject.checked("last hidden", "mid.lm_last_hidden", hidden[None])
-    read = network.read_out(rows, policy.numbers)
+    read = network.read_out(batch, policy.numbers, on_host=True)
     normed = network.decoder.final_norm(read, "prefill")
     yield from subject.checked("hidden states of actions", "mid.actions_hidden_states", normed[None])
     yield from _check_logits(subject, network.decoder.logits(read, "prefill").cpu())
@@ -361,7 +364,7 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
         alike = [each for each in subjects if each.policy is policy]
         longest = max(len(each.frame.prompt_ids) for each in alike)
         policy.network.reserve(len(alike), policy.fixed_rows + longest)
-        chunks = policy.run([each.frame for each in alike]).cpu()
+        chunks = answered(policy, [each.frame for each in alike]).cpu()
         found |= {each.case.name: chunk for each, chunk in zip(alike, chunks, strict=True)}
     return found
 
@@ -369,7 +372,7 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
 def _check_answer(subject: _Subject, together: Tensor) -> Iterator[CheckResult]:
     """Compare the chunk, of the frame by itself and with others."""
     case, policy = subject.case, subject.policy
-    (alone,) = policy.run([subject.frame]).cpu()
+    (alone,) = answered(policy, [subject.frame]).cpu()
     found = torch.stack([alone, together])
     yield from subject.checked("normalised actions", "out.actions_normalized", found)
     actions = torch.from_numpy(subject.action.unnormalised(found.double().numpy()))

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.packed import FlowLayouts
-from edgeflow.engine.flow.policy import PrefixSegment
+from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.lab.quantize.policies.served import ActionRows, FrameRows, ServedPolicy
 from edgeflow.lab.quantize.policies.sources import PolicySource
@@ -43,8 +42,8 @@ def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: Fra
         through = [policy.decoder.forward(each, layout, kv) for each, layout in zip(frames, layouts, strict=True)]
         return [policy.decoder.final_norm(each, "prefill") for each in through]
     decoder = policy.network.decoder
-    kv, layouts = decoder.kv_slots(1, rows.longest), FlowLayouts(policy.sizes, decoder.kinds, CPU)
-    placed = [layouts.of([PrefixSegment(slot=0, rows=len(each))], [], [()]).rows for each in frames]
+    kv, layouts = decoder.kv_slots(1, rows.longest), FlowLayouts(policy.sizes, decoder.kinds)
+    placed = [layouts.of([PrefixSegment(slot=0, rows=len(each))], []).layout for each in frames]
     return [
         decoder.run(each, each[:0], layout, kv, None, whole=True)[0]
         for each, layout in zip(frames, placed, strict=True)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.packed import FlowLayouts
-from edgeflow.engine.flow.policy import FlowNetwork, PrefixSegment, StepSegment
+from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.lab.verify.policies.flow.recorded import RecordedBatch
 
@@ -47,14 +47,14 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
     x [N, H, A]: before each step.
     """
     decoder = network.decoder
-    device, length = decoder.device, network.prefix_rows(frame)
-    layouts = FlowLayouts(replace(sizes, candidates=1), decoder.kinds, device)
-    begin = layouts.of([PrefixSegment(slot=0, rows=length)], [], [frame.prompt_ids])
-    step = layouts.of([], [StepSegment(slot=0, prefix=length, step=1)], [])
+    device, length = decoder.device, network.prefix_rows(len(frame.pixel_values), len(frame.prompt_ids))
+    layouts = FlowLayouts(replace(sizes, candidates=1), decoder.kinds)
+    begin = layouts.of([PrefixSegment(slot=0, rows=length, ids=frame.prompt_ids)], [], device)
+    step = layouts.of([], [StepSegment(slot=0, prefix=length, step=1)], device)
     state = frame.state.to(device)[None]
     (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
     kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
-    hidden, _ = decoder.run(embeddings, embeddings[:0], begin.rows, kv, None, whole=True)
+    hidden, _ = decoder.run(embeddings, embeddings[:0], begin.layout, kv, None, whole=True)
     table = network.time_table(sizes.times.to(device))
     of_rows = torch.arange(sizes.steps, device=device)[:, None, None].expand(-1, 1, sizes.horizon)
     embedded = [
@@ -62,15 +62,15 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
         for each, of_row in zip(x, of_rows, strict=True)
     ]
     rows, condition = embedded[0]
-    last = decoder.forward(embeddings[:0], rows, step.rows, kv, condition)
+    last = decoder.forward(embeddings[:0], rows, step.layout, kv, condition)
     return InnerValues(
         embeddings=embeddings.cpu(),
         hidden=hidden.cpu(),
         kv=kv,
-        sees=begin.rows.joint.seen().cpu(),
-        turned=begin.rows.joint.rope_position[0].cpu(),
-        step_sees=step.rows.joint.seen().cpu(),
-        step_turned=step.rows.joint.rope_position[0].cpu(),
+        sees=begin.layout.joint.seen().cpu(),
+        turned=begin.layout.joint.rope_position[0].cpu(),
+        step_sees=step.layout.joint.seen().cpu(),
+        step_turned=step.layout.joint.rope_position[0].cpu(),
         rows=torch.stack([each.cpu() for each, _ in embedded]),
         last=last.cpu(),
     )
@@ -134,7 +134,7 @@ def _keys_and_values(recording: RecordedBatch, frames: list[InnerValues], pad: T
 def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) -> Tensor:
     """[B, L] bool: rows of the present cameras, of absent ones up to the stored length, of text, of the state."""
     batch, images = len(recording.frames), recording.frames[0]
-    own = network.prefix_rows(images) - len(images.prompt_ids) - sizes.closing
+    own = network.prefix_rows(len(images.pixel_values), 0) - sizes.closing
     wanted, text = recording.case.tensors.get(PAD_MASK), recording.mask.shape[1]
     absent = 0 if wanted is None else max(wanted.shape[-1] - own - text - sizes.closing, 0)
     present = torch.ones(batch, own, dtype=torch.bool)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import Pace, StageProgram
-from edgeflow.engine.control.denoising import FlowEngine, Steps
+from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
+from edgeflow.engine.flow.program import Steps
 from edgeflow.lab.verify.offline import paces_by_mode
 from edgeflow.policies.flow.config import FlowConfig
 from edgeflow.scheduler.plan import FrameRef, Segment
@@ -59,6 +60,8 @@ class NetworkAlone:
     sizes: FlowSizes
     network: StagedNetwork
     fixed_rows: int
+    frame_shape: tuple[tuple[int, int, int, int], int]
+    """As in FlowPolicy."""
     rtc: RTCSettings | None = None
     unnorm_keys: tuple[str, ...] = ("",)
 
@@ -97,21 +100,28 @@ class Runner:
     def runs(self, frames: Sequence[FlowFrame], steps: int, pace: Pace = SERIAL) -> list[FrameRun]:
         """Each frame's answer; in a pipeline, after others."""
         sizes = replace(self.sizes, steps=steps, candidates=1)
-        rows = max(map(self.network.prefix_rows, frames))
-        engine = self._engine(sizes, rows)
-        engine.watch = kept = KeptSteps()
+        engine = self._engine(sizes, frames)
+        engine.contract.watch = kept = KeptSteps()
         run = OfflineRun(engine, Scheduler(limits_for(sizes.program.passes)), [pace])
         stream = list(frames) * (ROUNDS if pace.depth > 1 else 1)
         decoded = run.decode([stream])[0][-len(frames) :]
         return [_run(each.sampled.values, kept[each.sampled.frame]) for each in decoded]
 
-    def _engine(self, sizes: FlowSizes, rows: int) -> FlowEngine:
+    def _engine(self, sizes: FlowSizes, frames: Sequence[FlowFrame]) -> FlowEngine:
+        rows = max(self.network.prefix_rows(len(each.pixel_values), len(each.prompt_ids)) for each in frames)
         key = sizes.steps, rows
         if key not in self._runs:
-            policy = cast("FlowPolicy", NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows))
+            alone = NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows, frame_shape=frame_shape(frames[0]))
+            policy = cast("FlowPolicy", alone)
             slots, capacity = sizes.program.passes, rows + sizes.step_rows
             self._runs[key] = FlowEngine(policy, slots, capacity)
         return self._runs[key]
+
+
+def frame_shape(frame: FlowFrame) -> tuple[tuple[int, int, int, int], int]:
+    """As in FlowPolicy, of frames like this one."""
+    cameras, channels, height, width = frame.pixel_values.shape
+    return (cameras, channels, height, width), len(frame.state)
 
 
 def answers_of(config: FlowConfig, runs: Sequence[FrameRun]) -> dict[str, Tensor]:

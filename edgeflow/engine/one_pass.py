@@ -1,0 +1,116 @@
+"""Passes that answer frames whole: the contract of policies that keep nothing between passes (engine/executor.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgeflow.engine.buffers import BufferFields
+from edgeflow.engine.policy import OnePassPolicy
+from edgeflow.engine.shapes import least, multiples
+from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
+
+BATCHES = (1, 2, 4)
+"""The numbers of frames of passes that are replayed."""
+TEXT_STEP = 64
+"""Prompts are padded to a multiple of it, or to the longest, where passes are replayed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked(Outcome[FrameRef]):
+    """An outcome of a frame whose answer is chunks."""
+
+    values: NDArray[np.float64] | None = field(default=None, compare=False)
+    """[M, horizon, A]: M candidates, normalised; None before its last pass."""
+
+    @classmethod
+    def of(cls, frame: FrameRef, values: Tensor) -> Chunked:
+        """The end of an answer. values [M, horizon, A]: on the host."""
+        found = values.numpy().astype(np.float64)
+        return cls(frame, (), bool(np.isfinite(found).all()), values=found)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The shape of a pass."""
+
+    frames: int
+    tokens: int
+    """Tokens of each prompt, padding included."""
+
+
+def answered(policy: OnePassPolicy, frames: Sequence[Any]) -> Tensor:
+    """The answers to frames in one batch, without an executor, as in `OnePassPolicy.run`."""
+    batch = policy.batch(frames, max(map(policy.prompt_tokens, frames)))
+    return policy.run([each.to(policy.device) for each in batch], on_host=policy.device.type == "cpu")
+
+
+class OnePasses:
+    """The frames of a pass are one batch. A waiting frame can be replaced by a newer one until its pass begins, so none
+    is launched ahead.
+
+    sessions: the most frames of a pass. tokens: of the longest prompt. example: makes a frame for recordings.
+    """
+
+    launches_ahead = reads_places = False
+
+    def __init__(self, policy: OnePassPolicy, sessions: int, tokens: int, example: Callable[[], Any]) -> None:
+        self.device = policy.device
+        self._policy = policy
+        self._batches = tuple(batch for batch in BATCHES if batch <= sessions)
+        self._texts = multiples(min(TEXT_STEP, max(tokens, 1)), 1, tokens)
+        self._example = lru_cache(1)(example)
+        self._fields: dict[BatchShape, BufferFields] = {}
+
+    def all(self) -> list[BatchShape]:
+        """Every shape that `fits` gives."""
+        texts = self._texts if self._policy.prompt_tokens(self._example()) else (0,)
+        return [BatchShape(batch, tokens) for batch in self._batches for tokens in texts]
+
+    def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> BatchShape:  # noqa: ARG002
+        tokens = [self._policy.prompt_tokens(prompts[segment.sequence]) for segment in planned.segments]
+        return BatchShape(len(tokens), max(tokens))
+
+    def fits(self, shape: BatchShape, planned: Pass[Any]) -> Iterator[BatchShape]:  # noqa: ARG002
+        frames, tokens = least(self._batches, shape.frames), least((0, *self._texts), shape.tokens)
+        if frames is not None and tokens is not None:
+            yield BatchShape(frames, tokens)
+
+    def stage(self, planned: Pass[Any], prompts: Mapping[Any, Any], shape: BatchShape) -> list[Tensor]:
+        """A batch, filled up with its first frame."""
+        frames = [prompts[segment.sequence] for segment in planned.segments]
+        return self._staged([*frames, *frames[:1] * (shape.frames - len(frames))], shape)
+
+    def program(self, buffer: Tensor, shape: BatchShape, planned: Pass[Any] | None) -> Callable[[], Tensor]:
+        batch = self._fields[shape].views(buffer)
+        return lambda: self._policy.run(batch, on_host=planned is not None and buffer.is_cpu)
+
+    def harmless(self, shape: BatchShape) -> Tensor:
+        """A batch of examples."""
+        return torch.cat([each.to(self.device) for each in self._staged([self._example()] * shape.frames, shape)])
+
+    def before(self, planned: Pass[Any]) -> None:
+        """Nothing: no slot changes."""
+
+    after = before
+
+    def results(self, planned: Pass[Any], shape: BatchShape, ran: BatchShape, outputs: Tensor) -> Tensor:  # noqa: ARG002
+        return outputs[: shape.frames]
+
+    def sample(self, *_: Any) -> None:
+        raise ValueError("answers of one pass are not sampled")
+
+    def outcomes(self, planned: Pass[Any], results: Tensor, ran: BatchShape) -> list[Chunked]:  # noqa: ARG002
+        return [Chunked.of(each.sequence, chunk[None]) for each, chunk in zip(planned.segments, results, strict=True)]
+
+    def _staged(self, frames: Sequence[Any], shape: BatchShape) -> list[Tensor]:
+        batch = self._policy.batch(frames, shape.tokens)
+        fields = self._fields.setdefault(shape, BufferFields.of(batch))
+        return fields.pieces(batch)
