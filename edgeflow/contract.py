@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edgeflow_client.errors import StartError
 from edgeflow_client.types import StateSpec
 
 KVName = Literal["model", "int8", "fp8", "int4"]
 """KV formats in the configuration; `model`: the dtype of the model."""
+
+
+class CaptureError(StartError):
+    """A pass could not be captured as a graph. The process must end; one that captures none can serve."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,4 +49,5 @@ def _id(case: Iterable[Any]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return "+".join(map(_word, value))
-    return str(getattr(value, "value", getattr(value, "name", value)))
+    names = (getattr(value, name, None) for name in ("value", "name", "__name__"))
+    return str(next((name for name in names if name is not None), value))

@@ -8,13 +8,17 @@ replayed one after the other, on one stream.
 
 from __future__ import annotations
 
+import gc
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+
+from edgeflow.contract import CaptureError
 
 Outputs = TypeVar("Outputs")
 MOST_GRAPHS = 256
@@ -31,6 +35,8 @@ class CudaRecord:
     One per device and process, shared by control and chat: destroying a graph clears the cuBLAS workspace of its
     stream, which the other graphs of the stream still address (pytorch issue 193402). So no graph, nor one whose
     capture failed, is destroyed before all of them.
+    CaptureError where a capture fails: torch's allocator then keeps memory that streams share for ever, so that the
+    process must end.
     check_inputs: have torch verify at each replay that the inputs of torch's operators are still allocated, where it
     can (2.13). That walks over every weight at every replay and does not see the arguments of Triton's kernels, so it
     is for tests on a GPU, not for serving.
@@ -46,23 +52,43 @@ class CudaRecord:
 
     def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        if not self._graphs:
+            gc.collect()
         graph = torch.cuda.CUDAGraph()
         self._graphs.append(graph)
         with torch.cuda.stream(self._stream):
             # Kernels compile, and libraries reserve workspaces, outside of the capture.
             for _ in range(WARM_UPS):
                 program()
-            self._stream.synchronize()
-            outputs = self._capture(graph, program)
+            torch.cuda.synchronize(self._device)  # in a capture, torch must not ask whether pinned memory is free
+            with _no_collection():
+                outputs = self._capture(graph, program)
         return graph.replay, outputs
 
     def _capture(self, graph: torch.cuda.CUDAGraph, program: Callable[[], Any]) -> Any:
         """Without torch.cuda.graph, which empties the allocator's caches before each capture."""
         graph.capture_begin(self._pool, capture_error_mode="thread_local", **self._options)
         try:
-            return program()
-        finally:
-            graph.capture_end()
+            try:
+                return program()
+            finally:
+                graph.capture_end()
+        except RuntimeError as error:
+            cause = error.__context__ or error  # the end of a failed capture says only that it failed
+            (told, *_) = str(cause).splitlines() or [type(cause).__name__]
+            raise CaptureError(f"graphs: a pass could not be captured: {told}") from error
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A collection may free what a capture must not: an event, or a tensor of another stream."""
+    collected = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collected:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True)

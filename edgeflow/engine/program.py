@@ -18,6 +18,7 @@ from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, guessed_l
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import Contract, Drafting, PassInputs
+from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy
@@ -49,6 +50,8 @@ class ReadRows:
     """The form of the drafts to make."""
     reach: int
     """A bound on where rows end, on the host."""
+    whole: PackedLayout
+    """The layout of the pass. Layouts of the drafter share what it keeps, so that a graph holds no upload."""
     sampled: bool
     """True when the newest token is known, so that drafts can follow it."""
     on_host: bool
@@ -101,13 +104,16 @@ class PassOutputs:
     logits: Tensor | None
     features: Tensor | None = None
     """The features of sequences with drafts, as in ReadRows; None for others."""
-    rope: Tensor | None = None
-    """The RoPE positions of sequences with drafts, as in ReadRows; None for others."""
+    layout: PackedLayout | None = None
+    """The layout of sequences with drafts; None for others."""
 
     def copied(self) -> PassOutputs:
         """A copy that no replay overwrites: recordings share their memory."""
-        parts = (self.results, self.logits, self.features, self.rope)
-        return PassOutputs(*(None if part is None else part.clone() for part in parts))
+        layout, parts = self.layout, (self.results, self.logits, self.features)
+        results, logits, features = (None if part is None else part.clone() for part in parts)
+        if layout is not None:
+            layout = replace(layout, rope_position=layout.rope_position.clone()).sharing(layout, "copied")
+        return PassOutputs(results, logits, features, layout)
 
 
 class PassProgram:
@@ -156,7 +162,7 @@ class PassProgram:
         self._state.length.index_copy_(0, inputs.slots, end)
         if drafted:
             features = None if taps is None else taps.features
-            outputs = PassOutputs(None, logits, features, layout.rope_position)
+            outputs = PassOutputs(None, logits, features, layout)
             return outputs if shape.sampling is None else self._verified(shape, inputs, outputs, shape.sampling)
         if shape.moves:
             self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
@@ -281,7 +287,7 @@ class PassProgram:
         where its segments are not alike.
         """
         several = shape.most_samples > 1
-        if outputs.rope is None or (several and not shape.is_verification):
+        if outputs.layout is None or (several and not shape.is_verification):
             raise ValueError("drafts cannot be verified beside prompts")
         if len(set(shape.samples)) > 1 or (several and len(set(shape.lengths)) > 1):
             raise ValueError(
@@ -293,9 +299,10 @@ class PassProgram:
             counts=counts,
             lengths=shape.lengths,
             features=outputs.features,
-            rope=outputs.rope,
+            rope=outputs.layout.rope_position,
             form=shape.form,
             reach=shape.reach,
+            whole=outputs.layout,
             sampled=outputs.logits is not None,
             on_host=on_host,
         )

@@ -154,6 +154,10 @@ class Service:
             self.metrics.watchdog_fired.labels("worker").inc()
         self.plane.worker_lost()
 
+    def worker_without_graphs(self) -> None:
+        if self._workers is not None:
+            self._workers.without_graphs()
+
     def worker_fault(self, text: str) -> None:
         """End the service: robots get STOP, and the process exits with 1. Only the first fault counts."""
         if self.fault:

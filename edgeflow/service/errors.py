@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edgeflow.contract import CaptureError
 from edgeflow_client.errors import (
     REQUEST_ERRORS,
     RETRY_AFTER_MS,
@@ -15,7 +16,8 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 
-_START_ERRORS = {kind.__name__: kind for kind in (ConfigError, CheckpointError, DependencyError, AddressError)}
+_KINDS = (ConfigError, CheckpointError, DependencyError, AddressError, CaptureError)
+_START_ERRORS: dict[str, type[StartError]] = {kind.__name__: kind for kind in _KINDS}
 
 
 def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> EdgeflowError:

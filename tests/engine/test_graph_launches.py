@@ -6,6 +6,7 @@ shape of the pass alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,29 +14,37 @@ import torch
 from torch import Tensor
 from triton.runtime.jit import JITFunction
 
-from edgeflow.engine.control.engine import ActionTokens
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.control.engine import ActionTokens, PolicyEngine
 from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
-from edgeflow.kernels.kv.layout import Span
-from edgeflow.kernels.table.operator_table import OperatorKey
+from edgeflow.kernels.kv.formats import DENSE, FP8, INT4, INT8, KVFormat
+from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, TableEntry
+from edgeflow.lab.gpu.subjects import random_weights
+from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
 from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
+from edgeflow.scheduler.session import Shift
+from tests.cases import some_by_day
+from tests.engine.chat.tiny_drafts import KINDS, kind_of
 from tests.engine.host_waits import OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 
 META = torch.device("meta")
 SIZE = SIZES["tiny"]
 CAPACITY = 600  # long enough for decode rows to be split
+FORMATS = (DENSE, INT8, FP8, INT4)
 
 
 class Machine:
-    """launches: of Triton kernels, everything but the tensors' contents. uploads: copies of host numbers."""
+    """launches: of Triton kernels, everything but the tensors' contents."""
 
     def __init__(self) -> None:
         self.launches: list[Any] = []
-        self.uploads = 0
 
     def launch(self, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         told = [
@@ -44,72 +53,128 @@ class Machine:
         ]
         self.launches.append((kernel.__name__, grid, told, options))
 
-    def upload(self, values: Any, device: torch.device, dtype: torch.dtype = torch.long) -> Tensor:
-        self.uploads += 1
-        return torch.empty(torch.tensor(values).shape, dtype=dtype, device=device)
-
 
 @pytest.fixture
 def machine(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *given, **options: machine.launch(kernel, *given, **options))
-    monkeypatch.setattr("edgeflow.kernels.triton.tile_list.on_device", machine.upload)
     monkeypatch.setattr(
         RandomTensors, "__getitem__", lambda self, name: torch.empty(self._shapes[name], device=self._device)
     )
+    monkeypatch.setattr(random_weights, "seeded", lambda *_: None)  # tensors without contents have no generator
     with torch.inference_mode():
         yield machine
 
 
-def program(capacity: int = CAPACITY) -> tuple[ActionTokens, PassProgram]:
-    table = in_triton()
+class Captures:
+    """A `Record` (engine/graphs.py) that fails where a capture would hold what is gone at a replay.
+
+    That is a read of the device, a tensor of the host, and a value that a layout or a store keeps from then on: only
+    what was made before belongs to them. The rest that a program allocates is the graph's own.
+    count: captures. launches: of their kernels.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.count = 0
+        self.launches: list[Any] = []
+        self._machine = machine
+        self._capturing = False
+
+    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        self._machine.launches = []
+        program()  # a warm-up
+        warm, self._machine.launches = self._machine.launches, []
+        self._capturing = True
+        with OnTheDevice():
+            outputs = program()
+        self._capturing = False
+        assert self._machine.launches == warm
+        self.launches += warm
+        self.count += 1
+        return lambda: None, outputs
+
+    @property
+    def kernels(self) -> set[str]:
+        return {launch[0] for launch in self.launches}
+
+    def watch(self, kept: Callable[..., Any]) -> Callable[..., Any]:
+        """`kept` of a layout or a store, which may not make anything in a capture."""
+
+        def watched(owner: Any, name: Any, make: Callable[..., Any]) -> Any:
+            assert not self._capturing or name in owner._kept, f"{name} is made in a capture and kept"
+            return kept(owner, name, make)
+
+        return watched
+
+
+@pytest.fixture
+def captures(machine: Machine, monkeypatch) -> Captures:
+    captures = Captures(machine)
+    for owner in (PackedLayout, KVSlots):
+        monkeypatch.setattr(owner, "kept", captures.watch(owner.kept))
+    return captures
+
+
+def on_a_gpu() -> OperatorTable:
+    """The operators of a GPU, those of torch too."""
+    key = OperatorKey(op_name="rope_write_kv", kv="int4")
+    return in_triton().overlaid(TableEntry(key, "on_device", origin="on a GPU"))
+
+
+def openvla(captures: Captures, kv_format: KVFormat, shift: Shift) -> None:
+    table = on_a_gpu()
     policy = random_policy(SIZE, META, torch.bfloat16, table=table)
-    kv = policy.decoder.kv_slots(2 * policy.K, capacity)
-    greedy, shift = (
-        table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
-        for name in ("greedy", "shift_kv_chain")
-    )
-    contract = ActionTokens(policy, META)
-    return contract, PassProgram(contract, kv, SlotState(kv), greedy, shift)
+    options: dict[str, Any] = {"table": table, "graphs": True, "record": captures, "kv_format": kv_format}
+    engine = PolicyEngine(policy, policy.K, CAPACITY, shift=shift, **options)
+    assert engine.classes is not None
+    engine.record_all(list(engine.classes.all()), lambda *_: None)
+    assert ("_carry" in captures.kernels) == (shift is Shift.COPY)
 
 
-def of(prefills: tuple[int, ...], decodes: int, moves: int = 0, rows: int = 1) -> PassShape:
-    samples = (1,) * len(prefills) + (rows,) * decodes
-    return PassShape(prefills=prefills, decodes=(rows,) * decodes, samples=samples, reach=CAPACITY, moves=moves)
+def chat(captures: Captures, kv_format: KVFormat, drafts: str) -> None:
+    table = on_a_gpu()
+    model = random_chat(CHAT_SIZES[TINY], META, torch.bfloat16, table=table)
+    kind = kind_of(drafts, model, range(20), table) if drafts else None
+    options: dict[str, Any] = {"table": table, "graphs": True, "record": captures}
+    kv = model.decoder.kv_slots(3, CAPACITY, kv_format)
+    ChatEngine(model, kv, drafts=kind, chunk=64, **options).record_all(lambda *_: None)
 
 
-def inputs_of(shape: PassShape, contract: ActionTokens, places: tuple[Span, ...] | None = None) -> PassInputs:
-    buffer = torch.zeros(input_bytes(shape, contract), dtype=torch.uint8, device=META)
-    return PassInputs.over(buffer, shape, contract, places)
+OPENVLA = [(openvla, kv_format, shift) for kv_format in FORMATS for shift in Shift]
+CHAT = [
+    (chat, kv_format, drafts)
+    for kv_format in FORMATS
+    for drafts in ("", *KINDS)
+    if (kv_format, drafts) != (INT4, "tree")  # which cannot move single places
+]
+BY_DAY = [OPENVLA[0], OPENVLA[3], *(case for case in CHAT if case[1] in (DENSE, INT4))]
 
 
-DRAFTED = PassShape(prefills=(48,), decodes=(6, 6), samples=(7, 6, 6), reach=CAPACITY)
-SHAPES = [of((32,), 0), of((32,), 6), of((32, 48), 5, 4), of((), 1), of((), 6, 5), of((32,), 5, rows=3), DRAFTED]
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_pass_stays_on_the_device(machine: Machine, shape: PassShape):
-    contract, run = program()
-    inputs = inputs_of(shape, contract)
-    run(shape, inputs)  # a warm-up, which may make tiles
-    first, machine.launches, machine.uploads = machine.launches, [], 0
-    with OnTheDevice() as seen:
-        outputs = run(shape, inputs)
-    assert outputs.results.shape == (len(shape.lengths), 2 if max(shape.samples) == 1 else 2 + max(shape.samples))
-    assert machine.uploads == 0, "a graph would hold the address of memory that is gone"
-    assert machine.launches == first
-    kernels = {launch[0] for launch in first}
-    assert {"_attend", "_turn", "_norm_row", "_gate", "_best_of_block"} <= kernels
-    assert ("_carry" in kernels) == (shape.moves > 0)
-    assert len(seen.calls) > 20
+@pytest.mark.parametrize(("record", "kv_format", "variant"), some_by_day([*OPENVLA, *CHAT], BY_DAY))
+def test_captures_hold_nothing_of_the_host(
+    captures: Captures, record: Callable[..., None], kv_format: KVFormat, variant: Any
+):
+    record(captures, kv_format, variant)
+    assert captures.count > 3
+    assert captures.kernels >= {"_attend", "_norm_row", "_gate", "_best_of_block"}
 
 
 def launches(machine: Machine, spans: list[Span]) -> list[Any]:
     """Of one pass whose places the host knows."""
-    contract, run = program()
-    shape = of(tuple(span.length for span in spans if span.length > 1), sum(s.length == 1 for s in spans))
+    table = in_triton()
+    policy = random_policy(SIZE, META, torch.bfloat16, table=table)
+    contract, kv = ActionTokens(policy, META), policy.decoder.kv_slots(2 * policy.K, CAPACITY)
+    greedy, shift = (
+        table.resolve_stages(OperatorKey(op_name=name, model_name="llama"), META, torch.bfloat16)
+        for name in ("greedy", "shift_kv_chain")
+    )
+    prefills, single = tuple(span.length for span in spans if span.length > 1), sum(s.length == 1 for s in spans)
+    shape = PassShape(prefills=prefills, decodes=(1,) * single, samples=(1,) * len(spans), reach=CAPACITY)
+    buffer = torch.zeros(input_bytes(shape, contract), dtype=torch.uint8, device=META)
     machine.launches = []
-    run(shape, inputs_of(shape, contract, tuple(spans)))
+    PassProgram(contract, kv, SlotState(kv), greedy, shift)(
+        shape, PassInputs.over(buffer, shape, contract, tuple(spans))
+    )
     return machine.launches
 
 

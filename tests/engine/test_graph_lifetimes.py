@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from edgeflow.contract import CaptureError
 from edgeflow.engine import staging
 from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
@@ -154,7 +155,7 @@ class OldGraph(NewGraph):
 def graph_type(request, monkeypatch) -> type[NewGraph]:
     monkeypatch.setattr(torch.cuda, "CUDAGraph", request.param)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
-    for name in ("Stream", "current_stream"):
+    for name in ("Stream", "current_stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: MagicMock())
     monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
     return request.param
@@ -184,7 +185,7 @@ def test_no_graph_is_destroyed_before_its_record_not_even_a_failed_one(graph_typ
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NotedGraphs)
     record = CudaRecord(CPU)
-    with pytest.raises(RuntimeError, match="not permitted"):
+    with pytest.raises(CaptureError, match="not permitted"):
         record(program)
     record(lambda: None)
     gc.collect()
@@ -192,3 +193,20 @@ def test_no_graph_is_destroyed_before_its_record_not_even_a_failed_one(graph_typ
     del record
     gc.collect()
     assert all(each() is None for each in made)
+
+
+def test_a_failed_capture_tells_what_failed_and_not_how_it_ended(graph_type: type[NewGraph], monkeypatch):
+    def end(graph: NewGraph) -> None:
+        raise RuntimeError("operation failed due to a previous error during capture")
+
+    def program() -> None:
+        if not gc.isenabled():  # in the capture
+            raise RuntimeError("operation not permitted when stream is capturing\nCompile with TORCH_USE_CUDA_DSA")
+
+    monkeypatch.setattr(graph_type, "capture_end", end)
+    told = "graphs: a pass could not be captured: operation not permitted when stream is capturing"
+    with pytest.raises(CaptureError, match=f"^{told}$"):
+        CudaRecord(CPU)(program)
+    assert gc.isenabled()
+    with pytest.raises(CaptureError, match="previous error"):
+        CudaRecord(CPU)(lambda: None)

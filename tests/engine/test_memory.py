@@ -209,7 +209,7 @@ def test_the_headers_predict_what_chat_takes(chat_directory: Path, taken: dict[s
 
 @pytest.mark.parametrize("tied", [False, True], ids=["head", "tied head"])
 def test_fp8_weights_on_cuda_replace_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool):
-    """One byte per weight of a projection or the head; `auto` may also end with bfloat16 alone."""
+    """One byte per weight of a projection or the head; `auto` takes none of them."""
     write_chat_checkpoint(tmp_path, "qwen2", tie_word_embeddings=tied)
     numbers = {name: math.prod(shape) for name, shape in tensor_shapes(tmp_path).items()}
     assert ("lm_head.weight" in numbers) != tied

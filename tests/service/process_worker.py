@@ -1,13 +1,18 @@
-"""A worker process without torch that does what an instruction says: `hang`, `hang in c`, `stop`, `crash`."""
+"""A worker process without torch that does what an instruction says: `hang`, `hang in c`, `stop`, `crash`.
+
+At its start `capture` fails as the capture of a pass does.
+"""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import signal
 import socket
 import threading
+from pathlib import Path
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.channel import BlockingChannel
@@ -21,6 +26,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
     WarmupProgress,
+    WorkerFailed,
 )
 from edgeflow.ipc.parent_death import bind_to_parent
 from edgeflow.worker.inbox import Inbox
@@ -87,7 +93,7 @@ def run() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--fd", "--parent", "--stacks", "--handover"):
         parser.add_argument(name, type=int)
-    parser.add_argument("--config")
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--standby", action="store_true")
     parser.add_argument("--pass-times", nargs="+")
     arguments = parser.parse_args()
@@ -96,7 +102,11 @@ def run() -> None:
         stand_by(arguments.fd, lambda: obey(os.environ.get("EDGEFLOW_TEST_LOAD", "")))
     channel = BlockingChannel(socket.socket(fileno=arguments.fd))
     channel.send(WarmupProgress("loading", 0, 2))
-    obey(os.environ.get("EDGEFLOW_TEST_START", ""))
+    start = os.environ.get("EDGEFLOW_TEST_START", "")
+    if start == "capture" and json.loads(arguments.config.read_text())["graphs"] != "off":
+        channel.send(WorkerFailed("CaptureError", "graphs: not permitted"))
+        os._exit(2)
+    obey(start)
     channel.send(ready_message())
     inbox = Inbox()
     channel.read_forever(inbox.put, inbox.close)

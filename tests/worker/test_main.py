@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from edgeflow.config.service import load_config
 from edgeflow.contract import Pace
@@ -121,6 +122,12 @@ def test_a_limit_that_does_not_fit_the_model_is_reported(
     directory = write_checkpoint(tmp_path / "tiny", TinySize(actions=actions))
     with pytest.raises(ConfigError, match=message):
         build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))
+
+
+def test_convolutions_are_served_as_they_are_verified(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    build_engine(load_config(None, {"model": str(write_checkpoint(tmp_path / "tiny")), "device": "cpu"}))
+    assert not torch.backends.cudnn.allow_tf32
 
 
 def test_a_policy_whose_chunks_no_client_takes_is_not_served(tmp_path, monkeypatch):

@@ -343,8 +343,7 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
         return plain + floats
     converted = _projections(text) + (of_head if head == FLOAT else 0)
     size = 1 if device.type == "cuda" else dtype.itemsize
-    replaced = held + (floats - converted + apart) * dtype.itemsize + converted * size
-    return max(plain, replaced) if weights == "auto" else replaced
+    return held + (floats - converted + apart) * dtype.itemsize + converted * size
 
 
 def _as_held(shapes: Mapping[str, tuple[int, ...]], text: LlamaConfig) -> dict[str, tuple[int, ...]]:

@@ -30,7 +30,10 @@ from edgeflow.text.checkpoint_json import read_json
 
 SAMPLES = 9
 PERIOD = 1 << 16  # random numbers of a weight that is only timed
-AUTO = {"cpu": "int8", "cuda": "fp8"}
+AUTO = {"cpu": "int8", "cuda": FLOAT}
+"""The weights that `auto` may take. FP8 changes logits by several percent, so it is asked for by name: a gain near the
+least one would give other answers from one start to the next.
+"""
 ENOUGH = 1.25  # times as fast: the least gain for which `auto` takes 8-bit weights
 HALVES = ("bfloat16", "float16")
 
@@ -79,6 +82,8 @@ def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     if config.weights != "auto":
         return config.weights, f"{config.weights} weights"
     other = AUTO[device.type]
+    if other == FLOAT:
+        return FLOAT, f"{FLOAT} weights"
     gain = _gain(other, checkpoint_shape(path, config.prefill_chunk), dtype, device)
     chosen = other if gain >= ENOUGH else FLOAT
     return chosen, f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"

@@ -159,12 +159,12 @@ class PackedLayout:
         return tuple(gated for gated, count in zip(self.gated, counts, strict=False) for _ in range(count))
 
     def sharing(self, whole: PackedLayout, part: Hashable) -> PackedLayout:
-        """This layout, with the values that earlier layouts of this part of `whole` cached.
+        """This layout, with the values that earlier layouts of this part of `whole`, lengths and reach cached.
 
         Cached values then outlive the layout they were made for. They may depend on `lengths` and `reach`, but must not
         hold its index tensors: a graph would read where the rows of an earlier call were placed.
         """
-        object.__setattr__(self, "_kept", whole.kept(part, dict))
+        object.__setattr__(self, "_kept", whole.kept((part, self.lengths, self.reach), dict))
         return self
 
     @property

@@ -100,6 +100,7 @@ class _TreePlaces:
     width: int
     reach: int
     """A bound on all places."""
+    whole: PackedLayout
     spans: tuple[Span, ...] | None
     """The ends of sequences on the host."""
 
@@ -120,7 +121,7 @@ class _TreePlaces:
             samples=(width,) * count,
             places=spans,
             visibility=None if width == 1 else self._visibility(position, bits),  # a chain is causal
-        )
+        ).sharing(self.whole, "trees")
 
     def _visibility(self, position: Tensor, bits: Tensor) -> Visibility:
         """Every row sees the sequence, its ancestors and itself."""
@@ -139,14 +140,16 @@ def grow(
     hidden: Tensor,
     sizes: TreeSizes,
     reach: int = 0,
+    whole: PackedLayout,
     on_host: bool,
 ) -> DraftedTrees:
     """Grow a tree after each of S sequences of draft slots.
 
     slots [S], ends [S]: int64, the slots and how many places of each the sequence has; `sizes.places` places after
     them are written. rope [C, S]: int64, the RoPE position of the place at `ends`. hidden [S, E]: what the head
-    returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. on_host: the
-    host may read slots and ends, as attention on a CPU needs; otherwise nothing is read there. ValueError for a width
+    returned for the last row of each sequence. reach: a bound on `ends`, 0 for the capacity of the slots. whole: the
+    layout of the pass, which keeps what forwards share. on_host: the host may read slots and ends, as attention on a
+    CPU needs; otherwise nothing is read there. ValueError for a width
     beyond the head's vocabulary, and on the host for a tree beyond the capacity of the slots.
     """
     width = sizes.width
@@ -154,7 +157,7 @@ def grow(
         raise ValueError(f"width {width} of a tree is more than the head's vocabulary {head.config.draft_vocabulary}")
     spans = _spans(slots, ends, sizes, kv) if on_host else None
     furthest = min(reach + sizes.places, kv.capacity) if reach else kv.capacity
-    places = _TreePlaces(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, spans=spans)
+    places = _TreePlaces(slots=slots, ends=ends, rope=rope, width=width, reach=furthest, whole=whole, spans=spans)
     scores, tokens = _best(head, hidden, width)
     beam = _Beam(
         candidate=torch.arange(width, device=slots.device).expand_as(tokens),

@@ -88,6 +88,12 @@ class Workers:
         connections, process = self._start(self._next, cold_arguments(known))
         return launched(self._config, connections, process)
 
+    def without_graphs(self) -> None:
+        """Start workers with graphs off from now on."""
+        self._discard(self._take())
+        self._config = self._config.model_copy(update={"graphs": "off"})
+        self._forget_settings()
+
     def prepare(self) -> None:
         """Start a worker in reserve, if configured, which loads at idle priority; retry after a failure."""
         self._cancel()
@@ -113,6 +119,9 @@ class Workers:
         await asyncio.gather(*self._leaving)
         self._next.close()
         self._next_reserve.close()
+        self._forget_settings()
+
+    def _forget_settings(self) -> None:
         if self._settings is not None:
             os.close(self._settings)
             self._settings = None

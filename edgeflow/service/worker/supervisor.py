@@ -7,6 +7,7 @@ import socket
 from typing import Any, Protocol
 
 from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import CaptureError
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Ping, Pong, Shutdown, WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.service.errors import start_error
@@ -44,6 +45,10 @@ class WorkerListener(Protocol):
 
     def worker_lost(self, cause: str) -> None:
         """The worker is lost. cause: eof, protocol or hung."""
+        ...
+
+    def worker_without_graphs(self) -> None:
+        """Workers launched from now on must not capture passes: that failed."""
         ...
 
     def worker_fault(self, text: str) -> None:
@@ -204,6 +209,7 @@ class Supervisor:
         self._limits = StartLimits(config.timing.worker_start_s)
         self._life: WorkerLife | None = None
         self._task: VitalTask | None = None
+        self._no_graphs: tuple[str, ...] = ()
 
     @property
     def writable(self) -> bool:
@@ -213,7 +219,7 @@ class Supervisor:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about settings that the system did not permit for the present worker."""
-        return self._life.warnings if self._life is not None else ()
+        return (*self._no_graphs, *(self._life.warnings if self._life is not None else ()))
 
     def send(self, message: Message) -> None:
         """Queue a message for the present worker, if any."""
@@ -236,6 +242,17 @@ class Supervisor:
             self._log.event("worker_stopped", ended=ended)
 
     async def _start_one(self) -> WorkerReady:
+        """A worker whose passes could not be captured is replaced by one without graphs, unless they are required."""
+        try:
+            return await self._start_life()
+        except CaptureError as error:
+            if self._config.graphs == "on":
+                raise
+            self._no_graphs = (f"{error.text}; passes run without graphs",)
+            self._listener.worker_without_graphs()
+            return await self._start_life()
+
+    async def _start_life(self) -> WorkerReady:
         life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
         try:
             ready = await life.start(self._limits)
@@ -244,7 +261,7 @@ class Supervisor:
             ended = await life.reap()
             self._log.event("worker_failed", error=type(error).__name__, text=error.text, ended=ended)
             raise
-        for text in (*life.warnings, *ready.warnings):
+        for text in (*self.warnings, *ready.warnings):
             self._log.event("warning", text=text)
         self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12], memory=ready.memory)
         return ready

@@ -142,6 +142,11 @@ def test_auto_takes_eight_bits_where_they_are_clearly_faster(chat_directory, mon
     assert torch.equal(model.decoder.logits(row, "decode"), other.decoder.logits(row, "decode"))
 
 
+def test_auto_takes_no_fp8(chat_directory):
+    cuda = torch.device("cuda")
+    assert choose_weights(chat(weights="auto"), chat_directory, torch.bfloat16, cuda).line == "float weights"
+
+
 def test_operators_are_looked_up_as_the_tuner_names_them(chat_directory):
     names: set[str] = set()
 

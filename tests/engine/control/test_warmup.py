@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import CaptureError
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
@@ -78,6 +79,16 @@ def test_passes_that_cannot_be_recorded_run_eagerly_unless_graphs_are_required(c
     told = record_passes(engine, quiet, required=False)
     assert told.startswith("no graphs: packed_attention") and engine.graphs is None
     assert record_passes(engine, quiet, required=True) == ""
+
+
+def test_after_a_capture_that_failed_nothing_runs_eagerly(checkpoint):
+    def fails(program: object) -> None:
+        raise CaptureError("graphs: not permitted")
+
+    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
+    engine = PolicyEngine(policy, policy.K, CAPACITY, graphs=True, record=fails)
+    with pytest.raises(CaptureError):
+        record_passes(engine, quiet, required=False)
 
 
 def test_graphs_are_chosen_by_device_and_dtype(checkpoint):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from edgeflow.engine.drafts.drafters import LookupDrafter
 from edgeflow.engine.program import ReadRows
 from edgeflow.engine.slots import SlotState
+from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.scheduler.plan import DraftForm
 
@@ -54,6 +55,7 @@ def drafted(
         rope=torch.zeros(1, 1, dtype=torch.long),
         form=DraftForm.CHAIN,
         reach=CAPACITY,
+        whole=PackedLayout.of([], CPU),
         sampled=True,
         on_host=on_host,
     )
@@ -123,6 +125,7 @@ def test_a_prompt_that_goes_on_has_no_drafts():
         rope=ones[None],
         form=DraftForm.CHAIN,
         reach=CAPACITY,
+        whole=PackedLayout.of([], CPU),
         sampled=False,
         on_host=False,
     )

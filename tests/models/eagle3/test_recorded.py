@@ -122,6 +122,7 @@ def test_every_tree_of_a_text(base: LlamaDecoder, expected: dict[str, Tensor], i
             rope=place[None],
             hidden=hidden,
             sizes=sizes(),
+            whole=PackedLayout.of([], CPU),
             on_host=on_host,
         )
         assert [text[known], *grown.tokens[0].tolist()] == tree["draft_tokens"], step

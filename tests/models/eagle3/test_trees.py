@@ -115,6 +115,7 @@ def trees(
         rope=torch.tensor([each.position for each in texts]).T,
         hidden=hidden,
         sizes=sizes,
+        whole=PackedLayout.of([], CPU),
         on_host=on_host,
     )
 
@@ -241,7 +242,15 @@ def test_nothing_is_read_on_the_host(tmp_path: FilePath, base: LlamaDecoder):
     integers = torch.zeros(count, dtype=torch.long, device=meta)
     hidden, kv = torch.zeros(count, 24, device=meta), head.kv_slots(SLOTS, CAPACITY)
     grown = grow(
-        head, kv, slots=integers, ends=integers, rope=integers[None], hidden=hidden, sizes=sizes, on_host=False
+        head,
+        kv,
+        slots=integers,
+        ends=integers,
+        rope=integers[None],
+        hidden=hidden,
+        sizes=sizes,
+        whole=PackedLayout.of([], meta),
+        on_host=False,
     )
     assert grown.tokens.shape == grown.parents.shape == (count, 23) and grown.tokens.is_meta
 

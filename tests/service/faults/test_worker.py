@@ -134,6 +134,8 @@ class SupervisorListener:
     def worker_lost(self, cause: str) -> None:
         self.lost.append(cause)
 
+    def worker_without_graphs(self) -> None: ...
+
     def worker_fault(self, text: str) -> None:
         self.faults.append(text)
 

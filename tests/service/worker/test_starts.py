@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
+from types import SimpleNamespace
 
+import pytest
+
+from edgeflow.contract import CaptureError
+from edgeflow.service import app
 from edgeflow.service.worker import timeouts
+from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.timeouts import LEAST_S, TIMES, StartLimits
 from tests.service.harness import config, eventually, serving
-from tests.service.processes import ProcessLauncher, runs
+from tests.service.processes import ENTRY, Newborn, ProcessLauncher, runs
 
 
 def test_a_start_may_take_a_multiple_of_the_slowest_of_its_kind():
@@ -43,3 +50,31 @@ async def test_a_worker_stopped_while_it_starts_is_replaced(checkpoint, monkeypa
         (failed,) = served.events("worker_failed")
         assert failed["text"].startswith("the worker was not ready after") and failed["ended"] == "signal SIGKILL"
         assert not runs(launcher.pids[1])
+
+
+OWN = SimpleNamespace(launch=None)  # the service starts its workers itself
+
+
+async def test_workers_that_cannot_capture_passes_start_without_graphs(checkpoint, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(app, "Workers", partial(Workers, entry=ENTRY))
+    monkeypatch.setenv("EDGEFLOW_TEST_START", "capture")
+    ours = Newborn()
+    async with serving(checkpoint, OWN) as served:
+        assert [event["text"] for event in served.events("worker_failed")] == ["graphs: not permitted"]
+        told = "graphs: not permitted; passes run without graphs"
+        assert served.service.status.warnings == (told,)
+        assert [event["text"] for event in served.events("warning")] == [told]
+        robot = served.robot()
+        await robot.open()
+        await eventually(lambda: bool(served.events("worker_standby")))
+        os.kill(ours()[0], signal.SIGKILL)
+        await robot.notice("worker_ready")
+        assert len(served.events("worker_failed")) == 1, "the reserve has graphs off too"
+
+
+async def test_graphs_that_are_required_and_cannot_be_captured_fail_the_start(checkpoint, monkeypatch):
+    monkeypatch.setattr(app, "Workers", partial(Workers, entry=ENTRY))
+    monkeypatch.setenv("EDGEFLOW_TEST_START", "capture")
+    with pytest.raises(CaptureError, match="not permitted"):
+        async with serving(checkpoint, OWN, graphs="on"):
+            pass

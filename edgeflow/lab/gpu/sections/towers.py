@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.contract import CaptureError
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.timing import median_us
 from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
@@ -74,7 +75,7 @@ def _measured(setting: SectionSetting, features: Features, right: list[Tensor], 
             run, made = CudaRecord(setting.device)(features)
             run()
         us = median_us({"call": run}, setting.device, SAMPLES)["call"]
-    except RuntimeError as error:
+    except (RuntimeError, CaptureError) as error:
         return {"error": f"{type(error).__name__}: {error}"[:200]}
     found: Found = {"ms": us / 1e3}
     if len(made) == len(right):
