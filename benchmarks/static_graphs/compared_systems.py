@@ -172,7 +172,7 @@ class EngineSide:
         return self._layouts.of(begin, stepping)
 
     def _pass(self, hidden: Tensor | None, x: Tensor | None, places: FlowRows) -> Tensor:
-        network, prefix = self._network, self._nothing if hidden is None else hidden
+        network, prefix = self._network, self._nothing if hidden is None else hidden.clone()
         if x is None:
             return network.decoder.forward(prefix, self._nothing, places.layout, self._kv)
         count, horizon = x.shape[:2]

@@ -27,19 +27,23 @@ Made = TypeVar("Made")
 class RowPlaces:
     """The rotations and places of a pass's rows, for all layers.
 
-    cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2] and its negative, or r in place of D where only a part of a
-    head is rotated; flat [L_Q] int64: slot * T + position.
+    cos [L_Q, 1, D] (both halves alike), sin [L_Q, 1, D/2], or r in place of D where only a part of a head is rotated;
+    flat [L_Q] int64: slot * T + position.
     """
 
     cos: Tensor
     sin: Tensor
-    minus_sin: Tensor
     flat: Tensor
     lengths: tuple[int, ...]
     """Rows of each span, on the host."""
     live: Tensor | None = None
     """False for rows that only pad their span, as in PackedLayout."""
     _kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def minus_sin(self) -> Tensor:
+        """The negative of `sin`, for what rotates by products that are added."""
+        return self.kept("minus_sin", self.sin.neg)
 
     def kept(self, name: str, make: Callable[[], Made]) -> Made:
         """A value that an operator derives from these tensors once for all layers; computed again at a replay."""
@@ -80,8 +84,8 @@ class RotaryTable:
         """The rotations and places of a pass's rows, over slots of `capacity` positions."""
         sin = self._of_rows(self.sin, layout.rope_position)
         cos = self._of_rows(self.cos, layout.rope_position)
-        flat = layout.row_slot * capacity + layout.row_position
-        return RowPlaces(cos=cos, sin=sin, minus_sin=-sin, flat=flat, lengths=layout.lengths, live=layout.live)
+        flat = torch.add(layout.row_position, layout.row_slot, alpha=capacity)
+        return RowPlaces(cos=cos, sin=sin, flat=flat, lengths=layout.lengths, live=layout.live)
 
     def _of_rows(self, table: Tensor, position: Tensor) -> Tensor:
         """table [T, 1, n], position [C, L_Q] → [L_Q, 1, n]; each section from its component's row of the table."""

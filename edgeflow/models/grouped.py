@@ -10,7 +10,6 @@ Knows nothing of schedulers: the rows of a pass, and what they see, are a `Group
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RotaryTable, RowPlaces, rotated
-from edgeflow.kernels.row_operators import geglu
+from edgeflow.kernels.row_operators import GatedUnit
 from edgeflow.kernels.table.bind_linear import bind_linear_stage
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
@@ -124,7 +123,7 @@ class _Stack:
 
     layers: tuple[_GroupedLayer, ...]
     norms: StackNorms
-    gated: Callable[[Tensor], Tensor]
+    gated: GatedUnit
 
     def mlp(self, index: int, rows: ResidualRows) -> None:
         layer = self.layers[index]
@@ -187,7 +186,8 @@ class GroupedDecoder:
     def forward(
         self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: NormCondition | None = None
     ) -> Tensor:
-        """Prefix rows [L_P, E] and suffix rows [L_S, E'] → suffix rows after the final norm [L_S, E'].
+        """Prefix rows [L_P, E] and suffix rows [L_S, E'] → suffix rows after the final norm [L_S, E']. Both are given
+        away: they may be overwritten.
 
         The prefix's keys and values are in their slots then. In the last layer nobody reads more of it, so no more is
         computed.
@@ -259,7 +259,7 @@ class GroupedDecoder:
             self._layer(sizes, weights.under(f"layers.{index}."), queries_alone=own and kind == CROSS)
             for index, kind in enumerate(self.heads.kinds)
         )
-        gated = geglu if sizes.gelu else self._find("swiglu", "mlp")
+        gated = self._find("geglu" if sizes.gelu else "swiglu", "mlp")
         return _Stack(layers, StackNorms(sizes, weights, names, self._find), gated)
 
     def _layer(self, sizes: StackSizes, weights: Weights, *, queries_alone: bool) -> _GroupedLayer:
@@ -334,7 +334,6 @@ def first_spans(rows: RowPlaces, spans: int) -> RowPlaces:
     return RowPlaces(
         cos=rows.cos[:count],
         sin=rows.sin[:count],
-        minus_sin=rows.minus_sin[:count],
         flat=rows.flat[:count],
         lengths=lengths,
     )

@@ -6,6 +6,8 @@ have GELU in its tanh form, separate q, k and v, and a norm after the last block
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -45,10 +47,19 @@ class SigLIPTower:
     """A tower for square images of `side` pixels. weights: names below its prefix (embeddings.patch_embedding.weight,
     encoder.layers.0.layer_norm1.weight, …, post_layernorm.weight).
 
-    patches: rows of features per image.
+    embeddings: the dtype of the embeddings of patches and positions, by default that of the weights. patches: rows of
+    features per image.
     """
 
-    def __init__(self, sizes: TowerSizes, weights: Weights, *, side: int, table: OperatorTable | None = None) -> None:
+    def __init__(
+        self,
+        sizes: TowerSizes,
+        weights: Weights,
+        *,
+        side: int,
+        table: OperatorTable | None = None,
+        embeddings: torch.dtype | None = None,
+    ) -> None:
         width, patch = sizes.width, sizes.patch
         if side % patch or side > sizes.grid * patch:
             raise CheckpointError(
@@ -56,18 +67,14 @@ class SigLIPTower:
             )
         count = side // patch
         self.width, self.patches, self._patch = width, count**2, patch
-        kernel = weights.take("embeddings.patch_embedding.weight", width, 3, patch, patch)
-        self._kernel = kernel.flatten(1)
-        self._bias = weights.take("embeddings.patch_embedding.bias", width)
-        learned = weights.take("embeddings.position_embedding.weight", sizes.grid**2, width)
+        embedding = weights.under("embeddings.").to(embeddings or weights.dtype)
+        self._kernel = embedding.take("patch_embedding.weight", width, 3, patch, patch).flatten(1)
+        self._bias = embedding.take("patch_embedding.bias", width)
+        learned = embedding.take("position_embedding.weight", sizes.grid**2, width)
         self._position = learned[grid_positions(count, sizes.grid).to(learned.device)]
         blocks = [_block(weights.under(f"encoder.layers.{index}."), sizes, table) for index in range(sizes.layers)]
-        self._blocks = VisionBlocks(blocks, sizes.heads, kernel, table=table)
         self._norm = norm_weights(weights, "post_layernorm", width)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._kernel.dtype
+        self._blocks = VisionBlocks(blocks, sizes.heads, self._norm[0], table=table)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[B, 3, side, side] → [B, patches, E]"""
@@ -76,10 +83,26 @@ class SigLIPTower:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        x = F.linear(unfold(pixels.to(self.dtype), self._patch), self._kernel, self._bias) + self._position
+        patches = unfold(pixels.to(self._kernel.dtype), self._patch)
+        x = (F.linear(patches, self._kernel, self._bias) + self._position).to(self._norm[0].dtype)
         batch = len(x)
         x = self._blocks(x.flatten(0, 1), Sequences.equal(batch, self.patches, x.device))
         return F.layer_norm(x, (self.width,), *self._norm, LAYER_NORM_EPS).view(batch, self.patches, self.width)
+
+
+@contextmanager
+def products_in_tf32() -> Iterator[None]:
+    """Products of float32 within are in TF32 on a GPU: 10 bits of mantissa, several times the speed. A graph that
+    records them keeps it. The setting is the process's, so it is restored.
+    """
+    matmul = torch.backends.cuda.matmul
+    name, value = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
 
 
 def grid_positions(count: int, grid: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm
+from edgeflow.kernels.row_operators import AddAdaptiveNorm, AddRmsNorm, RmsNorm
 from edgeflow.models.checkpoint import Weights
 
 
@@ -40,13 +40,11 @@ class NormCondition:
     """The numbers of adaptive norms in a pass."""
 
     table: Tensor
-    """[m, 2 L + 1, 3, E] float32: factor, shift and gate of every norm for each condition (`StackNorms.modulation`)."""
+    """[m, 2 L + 1, 3, E] float32: of every norm for each condition, the gate of what is added before it, factor and
+    shift (`StackNorms.modulation`).
+    """
     of_row: Tensor
     """[L_S] int64: the index of each row's condition."""
-
-    def part(self, norm: int, part: int) -> Tensor:
-        """Factor, shift or gate of a norm for each row: [L_S, E]"""
-        return self.table[:, norm, part].index_select(0, self.of_row)
 
 
 Find = Callable[[str, str, torch.dtype], Any]
@@ -61,30 +59,32 @@ class StackNorms:
     """
 
     def __init__(self, sizes: StackSizes, weights: Weights, names: Sequence[str], find: Find) -> None:
-        self._width, self._eps, self._dtype = sizes.width, sizes.eps, weights.dtype
-        in_float32 = sizes.plus_one or sizes.adaptive
-        stored = weights.to(torch.float32) if in_float32 else weights
+        self._eps = sizes.eps
+        stored = weights.to(torch.float32) if sizes.plus_one or sizes.adaptive else weights
         self._dense = [stored.under(f"{name}.dense.") for name in names] if sizes.adaptive else None
         if self._dense is not None:
             for dense in self._dense:
                 dense.check("weight", 3 * sizes.width, sizes.width)
                 dense.check("bias", 3 * sizes.width)
-            self._weights = torch.ones(len(names), sizes.width, device=weights.device)
-        else:
-            plain = torch.stack([stored.take(f"{name}.weight", sizes.width) for name in names])
-            self._weights = plain + 1 if sizes.plus_one else plain
-        self._wide = self._weights.dtype != weights.dtype
-        self._norm: RmsNorm = find("rms_norm", "input", self._weights.dtype)
-        self._add_norm: AddRmsNorm = find("add_rms_norm", "input", self._weights.dtype)
+            self._adaptive: AddAdaptiveNorm = find("add_adaptive_norm", "input", weights.dtype)
+            return
+        plain = torch.stack([stored.take(f"{name}.weight", sizes.width) for name in names])
+        self._weights = plain + 1 if sizes.plus_one else plain
+        self._norm: RmsNorm = find("rms_norm", "input", stored.dtype)
+        self._add_norm: AddRmsNorm = find("add_rms_norm", "input", stored.dtype)
 
     def modulation(self, conditions: Tensor) -> Tensor:
-        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one."""
+        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one; each norm's gate is of what
+        follows it.
+        """
         found = []
         for dense in self._dense or ():
-            bias = dense["bias"]
-            bias[: self._width] += 1
-            found.append(F.linear(conditions.float(), dense["weight"], bias).view(-1, 3, self._width))
-        return torch.stack(found, dim=1)
+            numbers = F.linear(conditions.float(), dense["weight"], dense["bias"])
+            scale, shift, gate = numbers.chunk(3, dim=1)
+            found.append(torch.stack([gate, scale + 1, shift], dim=1))
+        table = torch.stack(found, dim=1)
+        table[:, :, 0] = table[:, :, 0].roll(1, dims=1)
+        return table
 
     def __call__(
         self, index: int, added: Tensor | None, residual: Tensor, condition: NormCondition | None
@@ -92,17 +92,14 @@ class StackNorms:
         """The norm of residual + added, and the sum; both inputs are given away. ValueError for adaptive norms without
         a condition.
         """
-        weight = self._weights[index]
-        if added is not None and not self._wide:
-            x, residual = self._add_norm(added, residual, weight, self._eps)
-        else:
-            residual = residual if added is None else residual.add_(added)
-            x = self._norm(residual.to(weight.dtype), weight, self._eps)
         if self._dense is not None:
             if condition is None:
                 raise ValueError("the norms of this stack need a condition")
-            x = torch.addcmul(condition.part(index, 1), x, condition.part(index, 0))
-        return x.to(self._dtype), residual
+            return self._adaptive(added, residual, condition.table[:, index], condition.of_row, self._eps)
+        weight = self._weights[index]
+        if added is None:
+            return self._norm(residual, weight, self._eps), residual
+        return self._add_norm(added, residual, weight, self._eps)
 
 
 class ResidualRows:
@@ -112,7 +109,7 @@ class ResidualRows:
         self.count = len(hidden)
         self._norms = norms
         self._condition = condition
-        self._residual = hidden.clone()
+        self._residual = hidden
         self._added: Tensor | None = None
         self._next = 0
 
@@ -123,5 +120,5 @@ class ResidualRows:
         return x
 
     def add(self, x: Tensor) -> None:
-        """Take the output of a sub-layer; adaptive norms scale it by the gate of the norm before it."""
-        self._added = x if self._condition is None else x * self._condition.part(self._next - 1, 2).to(x.dtype)
+        """Take the output of a sub-layer."""
+        self._added = x

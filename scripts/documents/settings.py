@@ -12,16 +12,16 @@ from pydantic import BaseModel
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
 from edgeflow.policies.act.config import ACTSettings
-from edgeflow.policies.flow.config import FlowSettings
 from edgeflow.policies.openvla.family import MAX_RATE_HZ, RATE
 from edgeflow.policies.openvla_oft.config import OFTSettings
+from edgeflow.policies.pi.config import PiSettings
 from scripts.documents.schemas import default_of, kind_of, section_of
 from scripts.documents.tables import inline, table
 
 POLICIES: dict[str, type[BaseModel]] = {
     "OpenVLA-OFT": OFTSettings,
     "ACT": ACTSettings,
-    "SmolVLA, π0 and π0.5": FlowSettings,
+    "SmolVLA, π0 and π0.5": PiSettings,
 }
 HEAD = """# Configuration
 

@@ -51,6 +51,21 @@ def test_rms_norm_eps_counts(function):
     assert function(x, weight, 1e-5)[0, 0].item() == pytest.approx(1 / 11**0.5, rel=1e-5)
 
 
+@pytest.mark.parametrize("op_name", ["rms_norm", "add_rms_norm"])
+@pytest.mark.parametrize("impl_id", ["reference", "fused"])
+def test_a_wide_weight_is_applied_before_the_only_rounding(op_name, impl_id):
+    """Rounded before the weight too, every other number would be another."""
+    x, weight = torch.randn(16, 64).bfloat16(), torch.randn(64)
+    wanted = reference("rms_norm")(x.float(), weight, 1e-6).bfloat16()
+    function = built_in_table().implementation(op_name, impl_id).load()
+    given = (x, weight) if op_name == "rms_norm" else (x, torch.zeros_like(x), weight)
+    found = function(*given, 1e-6)
+    found = found if op_name == "rms_norm" else found[0]
+    assert found.dtype == torch.bfloat16
+    assert (found != wanted).float().mean() < 0.01
+    assert (reference("rms_norm")(x, weight.bfloat16(), 1e-6) != wanted).float().mean() > 0.2
+
+
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("function", implementations("swiglu"))
 @pytest.mark.parametrize("rows", [1, 6, 63])

@@ -301,6 +301,24 @@ WRONG = {
         "add_rms_norm",
         lambda x, r, w, eps: (row.add_rms_norm_reference(x, r, w, eps)[0], x),
     ),
+    "adaptive: eps": (
+        "add_adaptive_norm",
+        lambda x, r, n, at, eps: row.add_adaptive_norm_reference(x, r, n, at, eps * 1.5),
+    ),
+    "adaptive: another row's condition": (
+        "add_adaptive_norm",
+        lambda x, r, n, at, eps: row.add_adaptive_norm_reference(x, r, n, at.roll(1), eps),
+    ),
+    "adaptive: gate and factor exchanged": (
+        "add_adaptive_norm",
+        lambda x, r, n, at, eps: row.add_adaptive_norm_reference(x, r, n[:, [1, 0, 2]], at, eps),
+    ),
+    "adaptive: sum not kept": (
+        "add_adaptive_norm",
+        lambda x, r, n, at, eps: (row.add_adaptive_norm_reference(x, r, n, at, eps)[0], r),
+    ),
+    "geglu: SiLU": ("geglu", row.swiglu_reference),
+    "geglu: a block's last column": ("geglu", lambda x: row.geglu_reference(x).roll(1, 1)),
     "add_layer_norm: eps": (
         "add_layer_norm",
         lambda x, r, w, b, eps: row.add_layer_norm_reference(x, r, w, b, eps * 1.5),

@@ -88,7 +88,6 @@ def _written(
     own = RowPlaces(
         cos=rows.cos.float(),
         sin=rows.sin.float(),
-        minus_sin=rows.minus_sin.float(),
         flat=torch.arange(count, device=qkv.device),
         lengths=rows.lengths,
     )

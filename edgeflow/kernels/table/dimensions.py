@@ -24,7 +24,9 @@ KINDS = {
     "rms_norm": "norm",
     "add_rms_norm": "norm",
     "add_layer_norm": "norm",
+    "add_adaptive_norm": "norm",
     "swiglu": "activation",
+    "geglu": "activation",
     "rope_write_kv": "rope",
     "shift_kv": "kv_cache",
     "shift_kv_chain": "kv_cache",
@@ -41,7 +43,9 @@ ROLES = {
     "rms_norm": ("input", "query", "key", "final"),
     "add_rms_norm": ("input", "post_attention"),
     "add_layer_norm": ("input", "post_attention"),
+    "add_adaptive_norm": ("input",),
     "swiglu": ("mlp",),
+    "geglu": ("mlp",),
     "rope_write_kv": ("self_attention",),
     "shift_kv": ("prefix",),
     "shift_kv_chain": ("ring",),
@@ -165,6 +169,10 @@ def _shift(data: Tensor, *_: Any) -> Signed:
     return "", signature(t=data.shape[3], kv=data.shape[4], d=data.shape[5])
 
 
+def _gated(gate_up: Tensor) -> Signed:
+    return "", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)
+
+
 def _norm(x: Tensor, *_: Any) -> Signed:
     if x.dim() == 3:
         return "", signature(m=x.shape[0], h=x.shape[1], d=x.shape[2])
@@ -175,7 +183,9 @@ SIGNATURES: dict[str, Callable[..., Signed]] = {
     "rms_norm": _norm,
     "add_rms_norm": _norm,
     "add_layer_norm": _norm,
-    "swiglu": lambda gate_up: ("", signature(m=gate_up.shape[0], f=gate_up.shape[1] // 2)),
+    "add_adaptive_norm": lambda x, residual, *_: _norm(residual),  # noqa: ARG005
+    "swiglu": _gated,
+    "geglu": _gated,
     "greedy": lambda logits, first, stop: ("", signature(m=logits.shape[0], v=stop - first)),
     "linear": lambda weight, bias, rows: ("", signature(m=rows, n=weight.shape[0], e=weight.shape[1])),  # noqa: ARG005
     "shift_kv": _shift,

@@ -1,8 +1,8 @@
 """Operators that take each row by itself, float32 inside.
 
-Norms: one program per row, the row in registers. SwiGLU: gate and up are read once, the product is written once. Greedy
-choice: two launches without a host copy. The first finds the best of each block of a row, the second the best of the
-blocks. Equal logits: the lowest id.
+Norms: one program per row, the row in registers. SwiGLU and GeGLU: gate and up are read once, the product is written
+once. Greedy choice: two launches without a host copy. The first finds the best of each block of a row, the second the
+best of the blocks. Equal logits: the lowest id.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _norm_row(
         tl.store(total + row * E + column, rounded, mask=kept)
         value = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value) / E + eps)
-    normed = (value * scale).to(out.dtype.element_ty).to(tl.float32)
+    normed = (value * scale).to(weight.dtype.element_ty).to(tl.float32)
     scaled = normed * tl.load(weight + column, mask=kept, other=0.0).to(tl.float32)
     tl.store(out + row * E + column, scaled.to(out.dtype.element_ty), mask=kept)
 
@@ -63,6 +63,41 @@ def _launch(
         _norm_row[(rows,)](
             x, residual, weight, out, total, eps, x.shape[1], *strides, width, add, block, num_warps=num_warps
         )
+
+
+@triton.jit
+def _adaptive_row(
+    x, residual, numbers, of_row, out, eps, stride, E, HAS_X: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Grid [L_Q]. x, residual, out [L_Q, E]; numbers [m, 3, E], conditions `stride` apart; of_row [L_Q]."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    kept = column < E
+    own = numbers + tl.load(of_row + row) * stride + column
+    value = tl.load(residual + row * E + column, mask=kept, other=0.0).to(tl.float32)
+    if HAS_X:
+        added = tl.load(x + row * E + column, mask=kept, other=0.0).to(tl.float32)
+        value += tl.load(own, mask=kept, other=0.0) * added
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(residual + row * E + column, rounded, mask=kept)
+        value = rounded.to(tl.float32)
+    normed = value * tl.rsqrt(tl.sum(value * value) / E + eps)
+    normed = normed * tl.load(own + E, mask=kept, other=0.0) + tl.load(own + 2 * E, mask=kept, other=0.0)
+    tl.store(out + row * E + column, normed.to(out.dtype.element_ty), mask=kept)
+
+
+def add_adaptive_norm(
+    x: Tensor | None, residual: Tensor, numbers: Tensor, of_row: Tensor, eps: float, *, num_warps: int = 4
+) -> tuple[Tensor, Tensor]:
+    """The adapted norm of residual + gate * x, and the sum, which replaces the residual. x, residual [L_Q, E],
+    contiguous; the numbers of a condition [3, E] as well."""
+    out = torch.empty_like(residual)
+    rows, width = residual.shape
+    if rows:
+        given = residual if x is None else x
+        sizes = numbers.stride(0), width, x is not None, power_of_two(width)
+        _adaptive_row[(rows,)](given, residual, numbers, of_row, out, eps, *sizes, num_warps=num_warps)
+    return out, residual
 
 
 @triton.jit
@@ -98,23 +133,33 @@ def add_layer_norm(
 
 
 @triton.jit
-def _gate(gate_up, out, F, BLOCK: tl.constexpr):
-    """Grid [L_Q, blocks of F]. gate_up [L_Q, 2F], out [L_Q, F]."""
+def _gate(gate_up, out, F, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid [L_Q, blocks of F]. gate_up [L_Q, 2F], out [L_Q, F]. GELU: in its tanh form, in place of SiLU."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     kept = column < F
     gate = tl.load(gate_up + row * 2 * F + column, mask=kept, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * F + F + column, mask=kept, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
+    bend = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if GELU else gate  # sqrt(8 / pi)
+    product = gate * tl.sigmoid(bend) * up
     tl.store(out + row * F + column, product.to(out.dtype.element_ty), mask=kept)
 
 
 def swiglu(gate_up: Tensor, *, block: int = 1024, num_warps: int = 4) -> Tensor:
     """gate_up [L_Q, 2F], contiguous → [L_Q, F]"""
+    return _gated(gate_up, False, block, num_warps)
+
+
+def geglu(gate_up: Tensor, *, block: int = 1024, num_warps: int = 4) -> Tensor:
+    """gate_up [L_Q, 2F], contiguous → [L_Q, F]"""
+    return _gated(gate_up, True, block, num_warps)
+
+
+def _gated(gate_up: Tensor, gelu: bool, block: int, num_warps: int) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype, device=gate_up.device)
     if rows:
-        _gate[(rows, cdiv(width, block))](gate_up, out, width, block, num_warps=num_warps)
+        _gate[(rows, cdiv(width, block))](gate_up, out, width, gelu, block, num_warps=num_warps)
     return out
 
 

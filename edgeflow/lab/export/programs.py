@@ -13,7 +13,7 @@ from edgeflow.lab.export.policies.flow import export_flow
 from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.models.published import read_published
 from edgeflow.models.quantization import read_quantization
-from edgeflow.policies.flow.config import read_settings
+from edgeflow.policies.flow.config import FlowSettings, read_settings
 from edgeflow.policies.lerobot import PREPROCESSOR
 from edgeflow.policies.pi import config as pi
 from edgeflow.policies.pi import network as pi_network
@@ -30,7 +30,7 @@ def _export_pi(kind: str, directory: Path, shapes: ExportShapes) -> ModelProgram
     config, processors, settings = pi.load_config(directory, kind), None, None
     if (directory / PREPROCESSOR).is_file():  # recordings of a network come without pipelines
         processors = pi.read_processors(directory, config)
-        settings = read_settings(kind, directory, ANY_RATE, config.flow)
+        settings = read_settings(kind, directory, ANY_RATE, config.flow, pi.PiSettings)
     return export_flow(directory, pi_network.architecture_of(config), shapes, processors, settings)
 
 
@@ -38,7 +38,7 @@ def _export_smolvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
     config, processors, settings = smolvla.load_config(directory), None, None
     if (directory / PREPROCESSOR).is_file():  # recordings of a network come without pipelines
         processors = smolvla.read_processors(directory, config)
-        settings = read_settings("smolvla", directory, ANY_RATE, config.flow)
+        settings = read_settings("smolvla", directory, ANY_RATE, config.flow, FlowSettings)
     return export_flow(directory, smolvla_network.architecture_of(config), shapes, processors, settings)
 
 

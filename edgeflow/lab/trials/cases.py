@@ -101,6 +101,8 @@ class TrialCase:
     """False if rows see other rows than all up to themselves."""
     weight: str = ""
     """The format of its weight, if it has one."""
+    wide: bool = False
+    """True where its weight is in float32 whatever the dtype of its rows; the table serves it as float32."""
 
     def problem(self, device: torch.device, dtype: torch.dtype, rounded: torch.dtype | None = None) -> Problem:
         """A problem with the same numbers each time on a device, rounded to `rounded` (by default `dtype`) and given
@@ -142,11 +144,12 @@ def _alone(result: Any) -> Outputs:
     return (result,)
 
 
-def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "") -> TrialCase:
+def rms_norm(rows: int, width: int, eps: float = 1e-6, role: str = "", *, wide: bool = False) -> TrialCase:
     def build(make: Numbers) -> Problem:
-        return Problem((make.normal(rows, width), make.normal(width), eps), _alone)
+        weight = make.normal(width)
+        return Problem((make.normal(rows, width), weight.float() if wide else weight, eps), _alone)
 
-    return TrialCase(op_name="rms_norm", build=build, layer_role=role)
+    return TrialCase(op_name="rms_norm", build=build, layer_role=role, wide=wide)
 
 
 def head_norm(rows: int, heads: Heads, role: str = "query") -> TrialCase:
@@ -160,11 +163,25 @@ def head_norm(rows: int, heads: Heads, role: str = "query") -> TrialCase:
     return TrialCase(op_name="rms_norm", build=build, layer_role=role)
 
 
-def add_rms_norm(rows: int, width: int, role: str = "") -> TrialCase:
+def add_rms_norm(rows: int, width: int, role: str = "", *, wide: bool = False) -> TrialCase:
     def build(make: Numbers) -> Problem:
-        return Problem((make.normal(rows, width), make.normal(rows, width), make.normal(width), 1e-6), tuple)
+        weight = make.normal(width)
+        both = make.normal(rows, width), make.normal(rows, width)
+        return Problem((*both, weight.float() if wide else weight, 1e-6), tuple)
 
-    return TrialCase(op_name="add_rms_norm", build=build, layer_role=role)
+    return TrialCase(op_name="add_rms_norm", build=build, layer_role=role, wide=wide)
+
+
+def add_adaptive_norm(rows: int, width: int, eps: float = 1e-6, *, first: bool = False) -> TrialCase:
+    """Rows of three conditions in turn, whose numbers lie among those of other norms. first: nothing is added."""
+
+    def build(make: Numbers) -> Problem:
+        x, residual = None if first else make.normal(rows, width), make.normal(rows, width)
+        numbers = make.normal(3, 2, 3, width).float()[:, 1]
+        of_row = torch.arange(rows, device=make.device) * 2 % 3
+        return Problem((x, residual, numbers, of_row, eps), tuple)
+
+    return TrialCase(op_name="add_adaptive_norm", build=build)
 
 
 def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> TrialCase:
@@ -177,11 +194,11 @@ def add_layer_norm(rows: int, width: int, eps: float = 1e-6) -> TrialCase:
     return TrialCase(op_name="add_layer_norm", build=build)
 
 
-def swiglu(rows: int, width: int) -> TrialCase:
+def swiglu(rows: int, width: int, op_name: str = "swiglu") -> TrialCase:
     def build(make: Numbers) -> Problem:
         return Problem((2 * make.normal(rows, 2 * width),), _alone)
 
-    return TrialCase(op_name="swiglu", build=build)
+    return TrialCase(op_name=op_name, build=build)
 
 
 def greedy(rows: int, vocabulary: int, first: int = 0, stop: int = 0) -> TrialCase:
@@ -346,8 +363,7 @@ def places(make: Numbers, spans: Sequence[Span], heads: Heads, sections: bool) -
         half = heads.width // 2
         table = RotaryTable(table.cos, table.sin, (half - 2 * (half // 3), half // 3, half // 3))
     rows = table.places(layout, capacity)
-    cos, sin, minus_sin = (each.to(make.dtype) for each in (rows.cos, rows.sin, rows.minus_sin))
-    return capacity, replace(rows, cos=cos, sin=sin, minus_sin=minus_sin)
+    return capacity, replace(rows, cos=rows.cos.to(make.dtype), sin=rows.sin.to(make.dtype))
 
 
 def filled(

@@ -34,7 +34,23 @@ def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[TrialCa
 def _rms_norm() -> list[TrialCase]:
     widths = [1, 8, 63, 64, 65, 896, 4096]
     plain = [cases.rms_norm(rows, width) for rows, width in zip([1, 2, 5, 3, 1, 7, 3], widths, strict=True)]
-    return [*plain, cases.rms_norm(0, 16), cases.rms_norm(2, 16, eps=0.5), cases.head_norm(5, Heads(4, 2, 80))]
+    others = [cases.rms_norm(2, 16, eps=0.5), cases.rms_norm(3, 896, wide=True), cases.head_norm(5, Heads(4, 2, 80))]
+    return [*plain, cases.rms_norm(0, 16), *others]
+
+
+def _add_rms_norm() -> list[TrialCase]:
+    plain = [cases.add_rms_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))]
+    return [*plain, cases.add_rms_norm(3, 896, wide=True)]
+
+
+def _add_adaptive_norm() -> list[TrialCase]:
+    plain = [cases.add_adaptive_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (4, 1024), (0, 8))]
+    return [*plain, cases.add_adaptive_norm(2, 16, eps=0.5), cases.add_adaptive_norm(4, 896, first=True)]
+
+
+def _gated(op_name: str) -> list[TrialCase]:
+    sizes = ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))
+    return [cases.swiglu(*size, op_name) for size in sizes]
 
 
 def _add_layer_norm() -> list[TrialCase]:
@@ -222,9 +238,11 @@ def _varlen_attention() -> list[TrialCase]:
 
 _PROOFS: dict[str, Callable[[], list[TrialCase]]] = {
     "rms_norm": _rms_norm,
-    "add_rms_norm": lambda: [cases.add_rms_norm(*size) for size in ((1, 1), (3, 64), (5, 65), (2, 896), (0, 8))],
+    "add_rms_norm": _add_rms_norm,
+    "add_adaptive_norm": _add_adaptive_norm,
     "add_layer_norm": _add_layer_norm,
-    "swiglu": lambda: [cases.swiglu(*size) for size in ((1, 1), (2, 1023), (1, 1024), (3, 1025), (0, 8), (2, 2816))],
+    "swiglu": lambda: _gated("swiglu"),
+    "geglu": lambda: _gated("geglu"),
     "greedy": lambda: [cases.greedy(*shape) for shape in _LOGITS],
     "linear": _linear,
     "shift_kv": lambda: [cases.shift_kv(65, length, Heads(2, 2, 16)) for length in (0, 1, 63, 64, 65)],

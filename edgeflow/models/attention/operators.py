@@ -18,7 +18,7 @@ from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.packed_attention import Attend, PackedAttention
 from edgeflow.kernels.rope_write_kv import RopeWriteKV, RowPlaces
-from edgeflow.kernels.row_operators import AddRmsNorm, RmsNorm, SwiGLU
+from edgeflow.kernels.row_operators import AddRmsNorm, GatedUnit, RmsNorm
 from edgeflow.kernels.table.dimensions import KV_FORMATS, OVER_KV
 from edgeflow.kernels.table.operator_table import OperatorKey
 from edgeflow.kernels.weights import Weight
@@ -60,7 +60,7 @@ class Operators:
     query_norm: RmsNorm
     key_norm: RmsNorm
     final_norm: RmsNorm
-    swiglu: SwiGLU
+    swiglu: GatedUnit
     read_memory: ReadMemory
     rope_write_kv: Mapping[str, RopeWriteKV]
     """The operator of each KV format, by its name."""

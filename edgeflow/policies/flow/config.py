@@ -233,10 +233,16 @@ class FlowSettings(BaseModel):
     rtc: ChunkingSettings | None = Field(None, description="real-time chunking; unset = answers start anew")
 
 
-def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig) -> FlowSettings:
-    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write."""
+Stated = TypeVar("Stated", bound=FlowSettings)
+
+
+def read_settings(family: str, directory: Path, given: Settings, config: FlowConfig, model: type[Stated]) -> Stated:
+    """The settings for a checkpoint; ConfigError names the key, what is wrong and what to write.
+
+    model: those that the family has.
+    """
     stated = read_json(directory / DEFAULTS_FILE, required=False)
-    read = validated(family, FlowSettings, {**stated, **given}, MISSING)
+    read = validated(family, model, {**stated, **given}, MISSING)
     for key in ("action_names", "action_units", "action_low", "action_high", "action_relative"):
         check_length(key, getattr(read, key), config.action, ACTION)
     for key in ("state_names", "state_units"):

@@ -5,14 +5,19 @@ Published source: LeRobot's configuration_pi0.py and configuration_pi05.py. Torc
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from pydantic import Field
+
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.policies.family import Settings, check_kind
 from edgeflow.policies.flow.config import (
     FlowCheckpoint,
     FlowConfig,
     FlowProcessors,
+    FlowSettings,
     check_weights,
     load_processors,
     read_flow_config,
@@ -20,7 +25,7 @@ from edgeflow.policies.flow.config import (
 )
 from edgeflow.policies.lerobot import CONFIG_FILE
 from edgeflow.text.checkpoint_json import Fields, read_json
-from edgeflow_client.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError, ConfigError
 
 PI0, PI05 = "pi0", "pi05"
 MOST_LAYERS = 128
@@ -29,6 +34,19 @@ OTHER_SIZES = "oracle_sizes"
 WRITERS = {PI0: "pi0_new_line_processor", PI05: "pi05_prepare_state_tokenizer_processor_step"}
 """The steps that write the text."""
 FOLDERS = ("tokenizer", ".")
+
+
+FLOAT32, TF32, MODEL = "float32", "tf32", "model"
+"""Precisions of a vision tower and its projector: float32 as published; the same with products in TF32, on a GPU; the
+dtype of the policy, but for the embeddings of patches and positions."""
+
+
+class PiSettings(FlowSettings):
+    """Settings of a flow-matching policy that its checkpoint lacks: the control rate, and what its numbers mean."""
+
+    vision: Literal["float32", "tf32", "model"] | None = Field(
+        None, description="only π0 and π0.5: precision of the vision tower; unset = tf32 on a GPU, otherwise float32"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +91,9 @@ class PiConfig:
     expert: GemmaSizes
     """The stack of steps."""
     vision: VisionSizes
+    precision: str | None = FLOAT32
+    """The precision of the vision tower and its projector; None for the fastest that keeps float32's range, by device.
+    """
 
     @property
     def adaptive(self) -> bool:
@@ -139,7 +160,10 @@ def read_checkpoint(kind: str, directory: Path, settings: Settings) -> FlowCheck
     config = load_config(directory, kind)
     processors = read_processors(directory, config)
     check_weights(directory)
-    return FlowCheckpoint(config, processors, read_settings(kind, directory, settings, config.flow))
+    read = read_settings(kind, directory, settings, config.flow, PiSettings)
+    if "vision" in settings and is_artifact(directory):
+        raise ConfigError(f"policy.vision: {read.vision}; the graphs of an artifact are in float32: remove it")
+    return FlowCheckpoint(replace(config, precision=read.vision), processors, read)
 
 
 def read_processors(directory: Path, config: PiConfig) -> FlowProcessors:

@@ -1,11 +1,13 @@
 """The networks of π0 and π0.5 (engine/flow/policy.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
 
-Published source: LeRobot's modeling_pi0.py, modeling_pi05.py and processor_pi05.py. In bfloat16 the vision tower, its
-projector, all norms and the projections of actions, state and time stay in float32, as published.
+Published source: LeRobot's modeling_pi0.py, modeling_pi05.py and processor_pi05.py. In bfloat16 all norms and the
+projections of actions, state and time stay in float32, as published, and so do the vision tower and its projector where
+`policy.vision` does not say otherwise.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -19,11 +21,11 @@ from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, HeadSizes
 from edgeflow.models.shape import FlowStacks, NamedStack
-from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection
+from edgeflow.models.siglip import SigLIPTower, TowerSizes, products_in_tf32, projection
 from edgeflow.models.stack_norms import NormCondition, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
-from edgeflow.policies.pi.config import GemmaSizes, PiConfig
+from edgeflow.policies.pi.config import FLOAT32, MODEL, TF32, GemmaSizes, PiConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
 
 BOTH = "paligemma_with_expert."
@@ -35,7 +37,10 @@ BINS = range(-1, len(EDGES))
 NORMS = "norm.dense"
 """Projections of adaptive norms, which are not kept: all that steps read of them is `PiNetwork.time_table`."""
 DECODER = ("language_model.layers.", "gemma_expert.model.layers.")
-FLOATS = ("vision_tower.", "multi_modal_projector.", "layernorm", "action_", "state_proj", "time_mlp")
+FLOATS = ("input_layernorm", "post_attention_layernorm", "action_", "state_proj", "time_mlp")
+VISION = ("vision_tower.", "multi_modal_projector.")
+EMBEDDINGS = "vision_tower.embeddings.", "vision_tower.vision_model.embeddings."
+"""The tensors of the tower that stay in float32 in any precision."""
 EMBEDDING, HEADS = "language_model.embed_tokens.weight", ("gemma_expert.lm_head", "paligemma.lm_head")
 
 
@@ -102,6 +107,11 @@ def stacks_of(config: PiConfig) -> FlowStacks:
     )
 
 
+def precision_on(device: str, asked: str | None) -> str:
+    """The precision of the vision tower on a type of device."""
+    return asked or (TF32 if device == "cuda" else FLOAT32)
+
+
 def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> PrefixEmbedding:
     """The embedding of prefixes. weights: names below `paligemma_with_expert.paligemma.`
 
@@ -109,7 +119,8 @@ def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> Pre
     not used.
     """
     vision, width = config.vision, config.text.width
-    floats = weights.to(torch.float32)
+    precision = precision_on(placement.device.type, config.precision)
+    own = weights if precision == MODEL else weights.to(torch.float32)
     sizes = TowerSizes(
         width=vision.width,
         inner=vision.inner,
@@ -118,14 +129,20 @@ def read_prefix(config: PiConfig, weights: Weights, placement: Placement) -> Pre
         patch=vision.patch,
         grid=config.flow.side // vision.patch,
     )
-    found = floats.under("model.vision_tower.")
+    found = own.under("model.vision_tower.")
     below = found.under(OLDER_TOWER) if any(name.startswith(OLDER_TOWER) for name in found) else found
-    tower = SigLIPTower(sizes, below, side=config.flow.side, table=placement.table)
-    project = projection(floats, "model.multi_modal_projector.linear", width, vision.width, table=placement.table)
+    side = config.flow.side
+    tower = SigLIPTower(sizes, below, side=side, table=placement.table, embeddings=torch.float32)
+    project = projection(own, "model.multi_modal_projector.linear", width, vision.width, table=placement.table)
     embedding = "model.language_model.embed_tokens.weight"
+
+    def images(pixels: Tensor) -> Tensor:
+        with products_in_tf32() if precision == TF32 else nullcontext():
+            return project(tower.forward(pixels))
+
     return PrefixEmbedding(
         image_rows=tower.patches,
-        images=lambda pixels: project(tower.forward(pixels)),
+        images=images,
         table=weights.take(embedding if embedding in weights else "lm_head.weight", None, width),
     )
 
@@ -197,7 +214,7 @@ def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
         sizes=sizes_of(config),
         stacks=stacks_of(config),
         vision=VisionNumbers(patches=patches, width=vision.width, inner=vision.inner, rows=patches),
-        weights=_weights,
+        weights=partial(_weights, config.precision),
         time_numbers=expert.width * (3 * (2 * expert.depth + 1) if config.adaptive else 1),
         margin=Margin.AROUND,
         bounded=config.adaptive,
@@ -206,8 +223,9 @@ def architecture_of(config: PiConfig) -> FlowArchitecture[PiNetwork]:
     )
 
 
-def _weights(shapes: Shapes) -> WeightNumbers:
+def _weights(precision: str | None, shapes: Shapes) -> WeightNumbers:
     """Without the heads of language models, which are not used but as an embedding."""
     both = any(EMBEDDING in name for name in shapes)
     heads = HEADS if both else HEADS[:1]
-    return WeightNumbers.of(shapes, decoder=DECODER, floats=FLOATS, unused=(*heads, NORMS))
+    floats = (*FLOATS, *(EMBEDDINGS if precision == MODEL else VISION))
+    return WeightNumbers.of(shapes, decoder=DECODER, floats=floats, unused=(*heads, NORMS))

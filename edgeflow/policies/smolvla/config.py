@@ -13,6 +13,7 @@ from edgeflow.policies.flow.config import (
     FlowCheckpoint,
     FlowConfig,
     FlowProcessors,
+    FlowSettings,
     check_weights,
     load_processors,
     read_flow_config,
@@ -192,7 +193,7 @@ def read_checkpoint(directory: Path, settings: Settings) -> FlowCheckpoint[SmolV
     config = load_config(directory)
     processors = read_processors(directory, config)
     check_weights(directory)
-    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow))
+    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow, FlowSettings))
 
 
 def read_processors(directory: Path, config: SmolVLAConfig) -> FlowProcessors:

@@ -162,7 +162,7 @@ IMPLEMENTATIONS = (
     Implementation(op_name="packed_attention", impl_id=STATIC, function=packed_attention, kv="dense"),
     Implementation(op_name="varlen_attention", impl_id=STATIC, function=varlen_attention),
 )
-REFERENCES = ("rms_norm", "add_rms_norm", "add_layer_norm", "swiglu")
+REFERENCES = ("rms_norm", "add_rms_norm", "add_layer_norm", "add_adaptive_norm", "swiglu")
 
 
 def static_table() -> OperatorTable:

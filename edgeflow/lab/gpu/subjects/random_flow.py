@@ -137,7 +137,14 @@ _TINY_SMOLVLA = replace(
 
 
 def _pi_config(kind: str) -> PiConfig:
-    return PiConfig(kind=kind, flow=_flow(224), text=GEMMA["gemma_2b"], expert=GEMMA["gemma_300m"], vision=VISION)
+    return PiConfig(
+        kind=kind,
+        flow=_flow(224),
+        text=GEMMA["gemma_2b"],
+        expert=GEMMA["gemma_300m"],
+        vision=VISION,
+        precision=None,
+    )
 
 
 def _tiny_pi(kind: str) -> PiConfig:

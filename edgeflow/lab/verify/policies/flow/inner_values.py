@@ -54,7 +54,7 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
     state = frame.state.to(device)[None]
     (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
     kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
-    hidden, _ = decoder.run(embeddings, embeddings[:0], begin.layout, kv, None, whole=True)
+    hidden, _ = decoder.run(embeddings.clone(), embeddings[:0], begin.layout, kv, None, whole=True)
     table = network.time_table(sizes.times.to(device))
     of_rows = torch.arange(sizes.steps, device=device)[:, None, None].expand(-1, 1, sizes.horizon)
     embedded = [
@@ -62,7 +62,7 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
         for each, of_row in zip(x, of_rows, strict=True)
     ]
     rows, condition = embedded[0]
-    last = decoder.forward(embeddings[:0], rows, step.layout, kv, condition)
+    last = decoder.forward(embeddings[:0], rows.clone(), step.layout, kv, condition)
     return InnerValues(
         embeddings=embeddings.cpu(),
         hidden=hidden.cpu(),
