@@ -125,7 +125,7 @@ class Executor:
         self.record: Record | None = (record or CudaRecord(device)) if classes else None
         self.graphs: Graphs[PassOutputs] | None = None if self.record is None else Graphs(self.record)
         self.state = state or SlotState(kv)
-        operators, name = table or built_in_table(), contract.decoder.name
+        operators, name = table or built_in_table(), contract.network.name
         greedy, shift = (
             operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.dtype)
             for op_name in ("greedy", "shift_kv_chain")

@@ -17,7 +17,7 @@ from edgeflow.engine.executor import Executor, Stamp, Ticket, stamp_on
 from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.graphs import Graphs, Record
-from edgeflow.engine.policy import Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.program import PassOutputs
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.staging import Drafting
@@ -26,6 +26,7 @@ from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 from edgeflow.scheduler.session import Shift
 
@@ -222,7 +223,7 @@ class ActionTokens:
         self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
 
     @property
-    def decoder(self) -> Decoder:
+    def network(self) -> TokenNetwork:
         return self._policy.decoder
 
     def count(self, rows: int) -> int:
@@ -237,7 +238,7 @@ class ActionTokens:
     def payload(self, prompt: PreparedFrame) -> Tensor:
         return prompt.pixel_values
 
-    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
         pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
         return self._policy.embed_rows(pixels, numbers)
 
