@@ -247,7 +247,7 @@ class PassProgram:
             layout.rope_position[:, rows:] = position[rows:] + shift
 
     def _rows(self, shape: PassShape, inputs: PassInputs) -> TokenRows:
-        """What enters the network: prompts, then the tokens of the sequences after theirs."""
+        """The rows that enter the network: prompts, then the tokens of the sequences after theirs."""
         layout, contract, prompts = inputs.layout, self._contract, sum(shape.prefills)
         drafted = layout.sampled_rows[inputs.drafts] if shape.drafts else None
         return TokenRows(

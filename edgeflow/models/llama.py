@@ -328,8 +328,9 @@ class LlamaDecoder:
     def next_logits(self, rows: TokenRows, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """Logits of the sampled rows of a pass [n, V]. taps: as in `forward_sampled`."""
         hidden = self.forward_sampled(rows.embedded(self.embed), layout, kv, taps)
-        sampled = len(hidden) > 0
-        return self.logits(hidden, stage_of(layout.lengths)) if sampled else hidden.new_empty(0, self.config.vocab_size)
+        if not len(hidden):
+            return hidden.new_empty(0, self.config.vocab_size)
+        return self.logits(hidden, stage_of(layout.lengths))
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2).

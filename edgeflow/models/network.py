@@ -1,4 +1,4 @@
-"""What a pass asks of a network of tokens: the logits after some rows, given prompts and the tokens after them."""
+"""The interface of networks of tokens: a pass gives them prompts and the tokens after these, and gets logits."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 
 
 class ExportedTextNetwork(ExportedNetwork):
-    """That of a chat model (models/chat.TextNetwork), whose towers embed the tokens of prompts. config: as exported."""
+    """The network of a chat model (models/chat.TextNetwork); its prompts are token ids. config: as exported."""
 
     prompt_row = (1, torch.long)
 

@@ -68,8 +68,8 @@ def _batch(rows: Sequence[int], slots: Sequence[int], size: int, there: int) -> 
     return StepBatch(size=size, rows=tuple(rows), lines=lines, first=first)
 
 
-class BatchedStep:
-    """The graph of a step of one batch, over the slots of a store. kv [layers, 2, S, T, KH, D]
+class SlotGraph:
+    """A graph over a run of slots of a store. kv [layers, 2, S, T, KH, D]
 
     _inputs: besides keys and values.
     """
@@ -80,7 +80,9 @@ class BatchedStep:
     def __init__(self, session: GraphSession, kv: Array) -> None:
         self._kv = kv
         self._session = session
-        self._inputs = own_inputs(session)
+        own = [each for each in session.graph.inputs if not each.name.startswith(("key.", "value."))]
+        self._inputs = {each.name: zeros(each) for each in own}
+        self._reads_slots = len(own) < len(session.graph.inputs)
         self._copied: Array = np.zeros(0, np.float32)  # takes memory once it is needed
         self._over = lru_cache(BOUND)(self._bound)
 
@@ -95,7 +97,7 @@ class BatchedStep:
 
     def _bound(self, first: int | None) -> BoundGraph:
         past = self._copied if first is None else self._kv[:, :, first : first + self._session.graph.batch]
-        return self._session.bind(self._inputs | kv_arrays(past), self._outputs)
+        return self._session.bind(self._inputs | (kv_arrays(past) if self._reads_slots else {}), self._outputs)
 
 
 CPU = torch.device("cpu")
@@ -122,7 +124,7 @@ class TokenGraphs:
 class ExportedNetwork:
     """The network of exported graphs (models/network.TokenNetwork), in float32 on the host.
 
-    Prompts are token ids [n, 1] where nothing else enters the towers, otherwise what these return [n, E].
+    Prompts are token ids [n, 1] where nothing else enters the towers, otherwise the rows that these return [n, E].
     """
 
     dtype = torch.float32
@@ -189,15 +191,19 @@ class _Store:
         self._unclean: set[int] = set()
         self._prefills = [_Prefill(*each, self.kv) for each in zip(graphs.towers, graphs.prefills, strict=True)]
         self._steps = {each.graph.batch: _TokenStep(each, self.kv) for each in graphs.steps}
+        self._vocabulary = self._prefills[0].logits.shape[1]
 
     def run(self, rows: TokenRows, spans: Sequence[Span]) -> Array:
         """Logits of the last row of each span [N, V]; keys and values enter the slots."""
-        prompts, logits = [each.numpy() for each in rows.prompts], self._prefills[0].room(len(spans))
+        prompts = [each.numpy() for each in rows.prompts]
+        logits = np.empty((len(spans), self._vocabulary), np.float32)
         tokens = np.zeros(len(spans), np.int64)
         if rows.ids is not None:
             tokens[len(prompts) :] = rows.ids
         for span in spans:
-            self._clean(span)
+            if span.slot in self._unclean:  # places after those of its sequence may hold numbers that are not finite
+                self.kv[:, :, span.slot, span.start :] = 0.0
+                self._unclean.discard(span.slot)
         for at, own in enumerate(prompts):
             if len(own) == 1:
                 tokens[at] = own[0, 0]
@@ -220,30 +226,25 @@ class _Store:
             last = prefill.run(span.slot, span.start + done, own)
         return last
 
-    def _clean(self, span: Span) -> None:
-        """Clear the places after those of a sequence, where they may hold numbers that are not finite."""
-        if span.slot in self._unclean:
-            self.kv[:, :, span.slot, span.start :] = 0.0
-            self._unclean.discard(span.slot)
+
+class _TokenGraph(SlotGraph):
+    """A graph that returns logits [B, V], and the keys and values of its rows."""
+
+    def __init__(self, session: GraphSession, kv: Array) -> None:
+        super().__init__(session, kv)
+        graph = session.graph
+        self.logits = zeros(next(each for each in graph.outputs if each.name == "logits"))
+        self._made = np.zeros((*kv.shape[:2], graph.batch, graph.rows, *kv.shape[4:]), np.float32)
+        self._outputs = {"logits": self.logits, **kv_arrays(self._made, "_rows")}
 
 
-class _Prefill:
+class _Prefill(_TokenGraph):
     """A prefill, after the towers where rows are tokens."""
 
     def __init__(self, towers: GraphSession, prefill: GraphSession, kv: Array) -> None:
-        graph = prefill.graph
-        self.rows, self._past = graph.rows, graph.past
-        self._kv = kv
-        self._inputs = own_inputs(prefill)
-        self._logits = logits_of(prefill)
-        self._made = np.zeros((*kv.shape[:2], 1, self.rows, *kv.shape[4:]), np.float32)
-        self._session = prefill
-        self._over = lru_cache(BOUND)(self._bound)
+        super().__init__(prefill, kv)
+        self.rows, self._past = prefill.graph.rows, prefill.graph.past
         self._towers = Towers(towers, self._inputs["hidden"]) if len(towers.graph.inputs) == 1 else None
-
-    def room(self, rows: int) -> Array:
-        """Room for the logits of some rows [n, V]."""
-        return np.empty((rows, self._logits.shape[1]), np.float32)
 
     def run(self, slot: int, start: int, rows: Array) -> Array:
         """Logits [V] of the last of some rows [n, W]; their keys and values enter the slot from `start` on."""
@@ -263,22 +264,16 @@ class _Prefill:
         given["sampled"][0] = count - 1
         self._over(slot if past else 0).run()
         self._kv[:, :, slot, start : start + count] = self._made[:, :, 0, :count]
-        logits: Array = self._logits[0]
-        return logits
-
-    def _bound(self, slot: int) -> BoundGraph:
-        past = kv_arrays(self._kv[:, :, slot : slot + 1]) if self._past else {}
-        outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
-        return self._session.bind(self._inputs | past, outputs)
+        last: Array = self.logits[0]
+        return last
 
 
-class _TokenStep(BatchedStep):
+class _TokenStep(_TokenGraph):
+    """A step. Lines that are ignored see themselves."""
+
     def __init__(self, session: GraphSession, kv: Array) -> None:
         super().__init__(session, kv)
-        self._inputs["seen"][:, 0, -1] = True  # lines that are ignored see themselves
-        self._logits = logits_of(session)
-        self._made = np.zeros((*kv.shape[:2], session.graph.batch, 1, *kv.shape[4:]), np.float32)
-        self._outputs = {"logits": self._logits, **kv_arrays(self._made, "_rows")}
+        self._inputs["seen"][:, 0, -1] = True
 
     def run(self, batch: StepBatch, spans: Sequence[Span], tokens: Array) -> Array:
         """Logits after the tokens of the batch's rows [n, V]; their keys and values enter the slots."""
@@ -289,17 +284,7 @@ class _TokenStep(BatchedStep):
         given["seen"][lines, 0, :-1] = np.arange(self._kv.shape[3]) < starts[:, None]
         self._run(batch, slots)
         self._kv[:, :, slots, starts] = self._made[:, :, lines, 0]
-        return self._logits[lines]
-
-
-def own_inputs(session: GraphSession) -> dict[str, Array]:
-    """Arrays for the inputs of a graph besides keys and values."""
-    return {each.name: zeros(each) for each in session.graph.inputs if not each.name.startswith(("key.", "value."))}
-
-
-def logits_of(session: GraphSession) -> Array:
-    """An array for the logits of a graph."""
-    return zeros(next(each for each in session.graph.outputs if each.name == "logits"))
+        return self.logits[lines]
 
 
 def token_form(config: LlamaConfig, images: tuple[int, ...] | None) -> TokenForm:
