@@ -15,10 +15,8 @@ from edgeflow.artifacts.sessions import Runtime
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
 from edgeflow.engine.memory import widened_bytes, written_bytes
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, KVShape, slot_bytes
-from edgeflow.kernels.kv.layout import PackedLayout
-from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.models.llama import Taps
+from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.scheduler import row_budget_of
 from edgeflow_client.types import ActionSchema
 
@@ -26,34 +24,6 @@ Vectors = Mapping[str, tuple[float, ...]]
 """State vectors by name, as in Observation.state."""
 INSTRUCTION = "warm up"
 """The instruction of the frames that a worker runs before it is ready."""
-
-
-class Decoder(Protocol):
-    """The language model as functions of packed rows and a KV store."""
-
-    name: str
-    """Its model_name in the operator table."""
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """[n] → [n, E]"""
-        ...
-
-    def forward_sampled(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
-        """[L_Q, E] → [n, E] of the sampled rows; writes the keys and values of all rows into their slots. taps: collect
-        what enters some layers."""
-        ...
-
-    def logits(self, hidden: Tensor, stage: str) -> Tensor:
-        """[n, E] → [n, V]; stage: of the pass (kernels/shapes.stage_of)"""
-        ...
-
-    def kv_slots(self, slots: int, capacity: int, format: KVFormat = ...) -> KVSlots:
-        """A KV store with this decoder's layers, heads and dtype."""
-        ...
-
-    def reads_places(self, kv: KVSlots) -> bool:
-        """True when attention over a store reads on the host where rows are placed."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +88,7 @@ class TokenPolicy(Policy, Protocol):
     """The format in which slots keep keys and values"""
 
     @property
-    def decoder(self) -> Decoder: ...
+    def decoder(self) -> TokenNetwork: ...
 
     @property
     def pixel_shape(self) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.row_operators import Greedy
-from edgeflow.models.llama import Taps
+from edgeflow.models.network import Taps, TokenRows
 from edgeflow.scheduler.plan import DraftForm
 
 
@@ -117,7 +117,7 @@ class PassOutputs:
 
 
 class PassProgram:
-    """Place, embed, one packed forward, sample, advance, move.
+    """Place, ask the network for logits, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
     keeps_guesses: after a token that replaces a wrong draft, the other drafts stay; otherwise the tokens of the pass
@@ -146,26 +146,24 @@ class PassProgram:
         self._turns_by_position = memory is not None and memory.absolute
 
     def __call__(self, shape: PassShape, inputs: PassInputs) -> PassOutputs:
-        decoder, layout, stage = self._contract.decoder, inputs.layout, shape.stage
+        layout = inputs.layout
         base = self._place(shape, inputs)
         if shape.drafts:
             self._guess(shape, inputs, base)
         drafted = shape.form is not DraftForm.NONE
         taps = Taps(self._required_verifier.taps) if drafted and self._required_verifier.taps else None
-        hidden = decoder.forward_sampled(self._embed(shape, inputs), layout, self._kv, taps)
-        end = base + (1 if shape.all_single else inputs.rows)
-        results = logits = None
-        if any(shape.samples):
-            logits = decoder.logits(hidden, stage)
-            if shape.sampling is not None and not drafted:
-                results, end = self._sample(shape, inputs, logits, end, shape.sampling)
+        found = self._contract.network.next_logits(self._rows(shape, inputs), layout, self._kv, taps)
+        logits = found if any(shape.samples) else None
+        end, results = base + (1 if shape.all_single else inputs.rows), None
+        if logits is not None and shape.sampling is not None and not drafted:
+            results, end = self._sample(shape, inputs, logits, end, shape.sampling)
         self._state.length.index_copy_(0, inputs.slots, end)
         if drafted:
             features = None if taps is None else taps.features
             outputs = PassOutputs(None, logits, features, layout)
             return outputs if shape.sampling is None else self._verified(shape, inputs, outputs, shape.sampling)
         if shape.moves:
-            self._kv.move_rows(self._shift_kv[stage], inputs.moves)  # none reads what one before it has written
+            self._kv.move_rows(self._shift_kv[shape.stage], inputs.moves)  # none reads what one before it has written
             self._state.move(inputs.moves[:, 0], inputs.moves[:, 1])
         return PassOutputs(results, logits)
 
@@ -253,24 +251,19 @@ class PassProgram:
             shift = self._state.shift[layout.row_slot[rows:]]
             layout.rope_position[:, rows:] = position[rows:] + shift
 
-    def _embed(self, shape: PassShape, inputs: PassInputs) -> Tensor:
-        """H [L_Q, E] (ActionFlow equation 1): prompts, then the tokens of the sequences after theirs."""
-        parts: list[Tensor] = []
-        if shape.prefills:
-            parts += self._contract.embed(shape.prefills, inputs.numbers, inputs.payload)
-        if shape.decodes:
-            slots, positions = inputs.layout.row_slot, inputs.layout.row_position
-            if shape.prefills:
-                slots, positions = (each[sum(shape.prefills) :] for each in (slots, positions))
-            ids = self._state.ids[slots, positions]
-            parts.append(self._contract.decoder.embed(ids))
-        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
-        if shape.drafts:
-            rows = inputs.layout.sampled_rows[inputs.drafts]
-            slots, positions = inputs.layout.row_slot[rows], inputs.layout.row_position[rows]
-            drafts = self._state.ids[slots, positions]
-            hidden = hidden.index_copy(0, rows, self._contract.decoder.embed(drafts))
-        return hidden
+    def _rows(self, shape: PassShape, inputs: PassInputs) -> TokenRows:
+        """The rows that enter the network: prompts, then the tokens of the sequences after theirs."""
+        layout, contract, prompts = inputs.layout, self._contract, sum(shape.prefills)
+        drafted = layout.sampled_rows[inputs.drafts] if shape.drafts else None
+        return TokenRows(
+            prompts=contract.prompt_rows(shape.prefills, inputs.numbers, inputs.payload) if prompts else (),
+            ids=self._tokens(layout, slice(prompts, None)) if shape.decodes else None,
+            drafts=None if drafted is None else (drafted, self._tokens(layout, drafted)),
+        )
+
+    def _tokens(self, layout: PackedLayout, rows: Tensor | slice) -> Tensor:
+        """The tokens that stand where some rows enter."""
+        return self._state.ids[layout.row_slot[rows], layout.row_position[rows]]
 
     def verify(
         self,

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeflow.engine.policy import Decoder
 from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.visibility import Visibility
+from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.plan import Pass, Segment
 
 
@@ -40,7 +40,7 @@ class Contract(Hashable, Protocol):
     """
 
     @property
-    def decoder(self) -> Decoder: ...
+    def network(self) -> TokenNetwork: ...
 
     @property
     def drafting(self) -> Drafting | None:
@@ -73,8 +73,10 @@ class Contract(Hashable, Protocol):
         """The payload, on the host or on the device, at most `payload_bytes(rows)` long."""
         ...
 
-    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
-        """Segments as rows [n, E], without reading anything on the host. payload: those of all segments, as bytes."""
+    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        """The rows of each segment [n, W], as the network takes them, without reading anything on the host. payload:
+        those of all segments, as bytes.
+        """
         ...
 
     def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:

@@ -48,8 +48,8 @@ class TokenPasses:
         self.state = state or SlotState(kv)
         # Places follow from the drafts accepted in the pass before.
         drafted = verifier is not None or prompts.drafting is not None
-        self.reads_places = drafted and prompts.decoder.reads_places(kv)
-        operators, name = table or built_in_table(), prompts.decoder.name
+        self.reads_places = drafted and prompts.network.reads_places(kv)
+        operators, name = table or built_in_table(), prompts.network.name
         greedy, shift, fold = (
             operators.resolve_stages(OperatorKey(op_name=op_name, model_name=name), device, kv.dtype)
             for op_name in ("greedy", "shift_kv_chain", "fold_memory")

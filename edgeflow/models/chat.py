@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.network import TokenNetwork
 from edgeflow.models.prompt import PlacedImage, Prompt, mrope_positions
 from edgeflow.models.published import GenerationConfig, read_published
 from edgeflow.models.qwen2_5_vl import ImagePreprocessor, ImageRules, Qwen2_5VisionTower, VisionConfig
@@ -34,6 +35,27 @@ NO_END = (
 )
 
 
+class TextNetwork(TokenNetwork, Protocol):
+    """A network whose prompts are tokens."""
+
+    @property
+    def config(self) -> LlamaConfig: ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of keys, values and logits."""
+        ...
+
+    @property
+    def prompt_row(self) -> tuple[int, torch.dtype]:
+        """W, the width of a prompt's row, and its dtype."""
+        ...
+
+    def prompt_rows(self, ids: Tensor) -> Tensor:
+        """[n] → rows of a prompt [n, W], as `next_logits` takes them"""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class ChatVision:
     """The vision part of a model: tower, preprocessor, and the token id that marks an image's place."""
@@ -44,7 +66,7 @@ class ChatVision:
 
 
 class ChatModel:
-    """A decoder with its tokenizer, chat template and vision tower: prompts in, rows of the decoder out.
+    """A network with its tokenizer, chat template and vision tower: prompts in, rows of the network out.
 
     name: the architecture's family. tokenizer, template, vision: None where there is none; prompts are token ids then.
     remarks: on its files, for the start.
@@ -54,7 +76,7 @@ class ChatModel:
         self,
         *,
         name: str,
-        decoder: LlamaDecoder,
+        network: TextNetwork,
         tokenizer: TextTokenizer | None,
         template: ChatTemplate | None,
         generation: GenerationConfig,
@@ -63,7 +85,7 @@ class ChatModel:
         remarks: tuple[str, ...] = (),
     ) -> None:
         self.name = name
-        self.decoder = decoder
+        self.network = network
         self._tokenizer = tokenizer
         self.template = template
         self.generation = generation
@@ -73,7 +95,14 @@ class ChatModel:
 
     @property
     def config(self) -> LlamaConfig:
-        return self.decoder.config
+        return self.network.config
+
+    @property
+    def decoder(self) -> LlamaDecoder:
+        """The network of a published checkpoint; ValueError for exported graphs."""
+        if not isinstance(self.network, LlamaDecoder):
+            raise ValueError("exported graphs have no decoder: ask the network for logits")
+        return self.network
 
     @property
     def tokenizer(self) -> TextTokenizer:
@@ -122,8 +151,8 @@ class ChatModel:
             raise InvalidArgument("this model does not support images", field="messages")
         return Prompt(tuple(ids), torch.arange(len(ids))[None])
 
-    def embed_prompt(self, prompt: Prompt, start: int = 0) -> Tensor:
-        """Embed rows start .. L_P of a prompt: [n, E]"""
+    def prompt_rows(self, prompt: Prompt, start: int = 0) -> Tensor:
+        """Rows start .. L_P of a prompt [n, W], as the network takes them."""
         return PromptRows(self, prompt).take(start, len(prompt))
 
     def embed(self, ids: Sequence[int]) -> Tensor:
@@ -150,7 +179,7 @@ class ChatModel:
 
 
 class PromptRows:
-    """A prompt's embedded rows, taken chunk by chunk; an image is encoded when its first row is taken."""
+    """A prompt's rows, taken chunk by chunk; an image is encoded when its first row is taken."""
 
     def __init__(self, model: ChatModel, prompt: Prompt) -> None:
         self._model = model
@@ -158,8 +187,9 @@ class PromptRows:
         self._encoded: tuple[PlacedImage, Tensor] | None = None  # the image that was taken from last
 
     def take(self, start: int, stop: int) -> Tensor:
-        """The embedded rows start .. stop: [n, E]"""
-        rows = self._model.embed(self._prompt.ids[start:stop])
+        """The rows start .. stop [n, W], as the network takes them."""
+        ids = torch.tensor(self._prompt.ids[start:stop], dtype=torch.long, device=self._model.device)
+        rows = self._model.network.prompt_rows(ids)
         for image in self._prompt.images:
             first, last = max(start, image.start), min(stop, image.end)
             if first < last:
@@ -193,7 +223,7 @@ def load_chat_model(
         vision = _load_vision(*published.vision, weights.under(prefix), published.text, decoder_options.get("table"))
     return ChatModel(
         name=published.family,
-        decoder=decoder,
+        network=decoder,
         tokenizer=tokenizer,
         template=template,
         generation=published.generation,

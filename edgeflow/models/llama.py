@@ -32,6 +32,7 @@ from edgeflow.models.attention.heads import GroupedHeads
 from edgeflow.models.attention.latent import LatentHeads, LatentSizes
 from edgeflow.models.attention.operators import AttentionForm, BindLinear, LayerAttention, Operators, PassOperators
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.network import Taps, TokenRows
 from edgeflow.models.rope import PLAIN, Rope
 from edgeflow.models.vocabulary import read_vocabulary
 
@@ -142,30 +143,6 @@ class LlamaConfig:
     def kv_width(self) -> int:
         """KH * D"""
         return self.num_key_value_heads * self.head_dim
-
-
-class Taps:
-    """Layers whose input a pass keeps, which is the residual stream as it enters them.
-
-    layers: 0-based and distinct, in the order of their features; ValueError for others.
-    """
-
-    features: Tensor
-    """[L_Q, len(layers) * E]: the features of all rows of the latest pass."""
-
-    def __init__(self, layers: tuple[int, ...]) -> None:
-        if not layers or len(set(layers)) < len(layers) or min(layers) < 0:
-            raise ValueError(f"taps must name layers, each once, got {layers}")
-        self.layers = layers
-
-    def keep(self, layer: int, residual: Tensor) -> None:
-        """Copy the input of a layer [L_Q, E], if it is one of these. Layers come in their own order."""
-        if layer not in self.layers:
-            return
-        if layer == min(self.layers):
-            rows, width = residual.shape
-            self.features = residual.new_empty(rows, len(self.layers) * width)
-        self.features.chunk(len(self.layers), 1)[self.layers.index(layer)].copy_(residual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -335,9 +312,25 @@ class LlamaDecoder:
         """True when attention over a store reads on the host where rows are placed."""
         return self._table.reads_places(self.name, kv.format.name, Hardware.of(self._norm.device), self.dtype)
 
+    @property
+    def prompt_row(self) -> tuple[int, torch.dtype]:
+        """E, and the dtype it computes in."""
+        return self.config.hidden_size, self.dtype
+
+    def prompt_rows(self, ids: Tensor) -> Tensor:
+        """[n] → [n, E], embedded"""
+        return self.embed(ids)
+
     def embed(self, ids: Tensor) -> Tensor:
         """[n] → [n, E]"""
         return self.embedding(ids)
+
+    def next_logits(self, rows: TokenRows, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
+        """Logits of the sampled rows of a pass [n, V]. taps: as in `forward_sampled`."""
+        hidden = self.forward_sampled(rows.embedded(self.embed), layout, kv, taps)
+        if not len(hidden):
+            return hidden.new_empty(0, self.config.vocab_size)
+        return self.logits(hidden, stage_of(layout.lengths))
 
     def forward(self, hidden: Tensor, layout: PackedLayout, kv: KVSlots, taps: Taps | None = None) -> Tensor:
         """[L_Q, E] → [L_Q, E] after the last layer, before the final norm (ActionFlow algorithm 2).

@@ -277,9 +277,9 @@ def test_embedded_rows_may_be_taken_from_anywhere(model: ChatModel):
     image = np.random.default_rng(0).integers(0, 256, (100, 60, 3), np.uint8)
     prompt = model.chat_prompt("ab<|image_pad|>cd<|image_pad|>", [image, image[:56]])
     with torch.inference_mode():
-        whole = model.embed_prompt(prompt)
+        whole = model.prompt_rows(prompt)
         for start in range(len(prompt)):
-            assert torch.equal(model.embed_prompt(prompt, start), whole[start:])
+            assert torch.equal(model.prompt_rows(prompt, start), whole[start:])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

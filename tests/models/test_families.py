@@ -58,7 +58,7 @@ def ours(model: ChatModel, prompt: Prompt, cuts: list[int]) -> torch.Tensor:
     """Logits of every row [L_P, V], the prompt cut before these rows."""
     kv = model.decoder.kv_slots(2, len(prompt))
     kv.data.fill_(torch.nan)
-    hidden = model.embed_prompt(prompt)
+    hidden = model.prompt_rows(prompt)
     found = []
     for start, stop in zip([0, *cuts], [*cuts, len(prompt)], strict=True):
         layout = PackedLayout.of([Span(1, start, stop - start)], CPU, prompt.positions[:, start:stop])

@@ -9,7 +9,8 @@ import torch
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.llama import LlamaConfig, LlamaDecoder, Taps
+from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.network import Taps
 from tests.models.test_llama import SIZE, VARIANTS, random_weights
 
 CPU = torch.device("cpu")

@@ -222,7 +222,7 @@ def build_chat(
     limit = f"chat.{'capacity' if gate is None else 'long.length'} is {size.length}"
     prompts = [_prefix_prompt(model, slot, size.length, limit) for slot in config.slots]
     need = memory_need(
-        config, model.config, gate, model.decoder.dtype, model.device, replays=bool(graphs), draft=sizes_of(drafts)
+        config, model.config, gate, model.network.dtype, model.device, replays=bool(graphs), draft=sizes_of(drafts)
     )
     kv = _reserve(model, need, size, store_format(config, model.config, gate))
     chunk = config.prefill_chunk
@@ -328,7 +328,7 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
     free, gated = free_bytes(model.device), isinstance(kv_format, MemoryKV)
     memories = f", {size.memory_bytes} of them of the memory" if gated else ""
     key, lower = ("chat.long", "chat.long.segment") if gated else ("chat.capacity", "chat.capacity")
-    least = _least_kv(model.config.kv_shape(model.decoder.dtype, size.positions))
+    least = _least_kv(model.config.kv_shape(model.network.dtype, size.positions))
     narrower = f", or choose chat.kv {least}" if kv_format is DENSE and least != "model" else ""
     error = ConfigError(
         f"{key}: no memory for {need.slots} slots of {size.positions} positions: {need.slots} x {need.slot_bytes} "
@@ -339,7 +339,7 @@ def _reserve(model: ChatModel, need: MemoryNeed, size: SlotSize, kv_format: KVFo
     if need.total_bytes > free:
         raise error
     try:
-        return model.decoder.kv_slots(need.slots, size.positions, kv_format)
+        return model.network.kv_slots(need.slots, size.positions, kv_format)
     except (RuntimeError, MemoryError) as cause:
         raise error from cause
 

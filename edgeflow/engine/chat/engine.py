@@ -14,7 +14,6 @@ from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Executor, Stamp, Ticket
 from edgeflow.engine.graphs import Record
-from edgeflow.engine.policy import Decoder
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, SamplingState
 from edgeflow.engine.shapes import PassShape, ShapeClasses
@@ -26,6 +25,7 @@ from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
 from edgeflow.models.chat import ChatModel, PromptRows
+from edgeflow.models.network import TokenNetwork
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.folding import Folding, SlotUse
@@ -50,9 +50,9 @@ def recorded_shapes(classes: ShapeClasses, recommended: SamplingKind, *, gated: 
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
-    """Rows of a prompt. hidden [n, E]."""
+    """Rows of a prompt. rows [n, W], as the network takes them."""
 
-    hidden: Tensor
+    rows: Tensor
     positions: Tensor
     """[C, n]: RoPE positions, on the host."""
     shift: int = 0
@@ -62,8 +62,8 @@ class PromptChunk:
 
 
 class TextTokens:
-    """The contract of a chat model. Payload: embedded rows. Numbers: for M-RoPE three positions of each row, and the
-    shift; then, where they are kept, the token of each row and the one after the last.
+    """The contract of a chat model. Payload: rows as its network takes them. Numbers: for M-RoPE three positions of
+    each row, and the shift; then, where they are kept, the token of each row and the one after the last.
     """
 
     def __init__(self, model: ChatModel, *, keeps_ids: bool = False) -> None:
@@ -71,17 +71,17 @@ class TextTokens:
         self.keeps_ids = keeps_ids
         self.drafting = None
         self.components = 1 if model.vision is None else 3
-        self._row_bytes = model.config.hidden_size * model.decoder.dtype.itemsize
+        self._width, self._dtype = model.network.prompt_row
 
     @property
-    def decoder(self) -> Decoder:
-        return self._model.decoder
+    def network(self) -> TokenNetwork:
+        return self._model.network
 
     def count(self, rows: int) -> int:
         return self._positions(rows) + (rows + 1 if self.keeps_ids else 0)
 
     def payload_bytes(self, rows: int) -> int:
-        return rows * self._row_bytes
+        return rows * self._width * self._dtype.itemsize
 
     def numbers(self, prompt: PromptChunk, rows: int) -> Sequence[int]:
         ids = prompt.ids if self.keeps_ids else ()
@@ -91,11 +91,10 @@ class TextTokens:
         return [*padded[0], *padded[1], *padded[2], prompt.shift, *ids]
 
     def payload(self, prompt: PromptChunk) -> Tensor:
-        return prompt.hidden
+        return prompt.rows
 
-    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:  # noqa: ARG002
-        hidden = payload.view(self._model.decoder.dtype).view(-1, self._model.config.hidden_size)
-        return list(torch.split(hidden, list(rows)))
+    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:  # noqa: ARG002
+        return list(torch.split(payload.view(self._dtype).view(-1, self._width), list(rows)))
 
     def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:
         return [each[self._positions(count) :] for each, count in zip(numbers, rows, strict=True)]
@@ -193,7 +192,7 @@ class ChatEngine:
             raise ValueError(f"{self.kv.format.name} KV moves several places at a time: draft chains, not trees")
         if drafts.rows > GROUP and self.kv.format is INT4:
             raise ValueError(f"int4 KV verifies at most {GROUP} rows at a time, not {drafts.rows}: make fewer drafts")
-        key = OperatorKey(op_name="greedy", model_name=self.decode.decoder.name)
+        key = OperatorKey(op_name="greedy", model_name=self.decode.network.name)
         greedy = self._table.resolve_stages(key, self.model.device, self.kv.dtype)
         return DraftVerifier(drafts.drafter(self.kv, self._state), self.kv, self._state, greedy)
 

@@ -15,7 +15,7 @@ from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.placement import check_head, choose_dtype, operator_table, quantised_line
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
-from edgeflow.kernels.table.dimensions import SIGNATURES, stage_of
+from edgeflow.kernels.table.dimensions import SIGNATURES
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape, Product
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -23,6 +23,7 @@ from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.kernels.timing import last_level_cache, median_us, ring_size, rotating
 from edgeflow.kernels.weights import FLOAT, FloatWeight
 from edgeflow.models.chat import ChatModel
+from edgeflow.models.network import TokenRows
 from edgeflow.models.prompt import Prompt
 from edgeflow.models.quantization import read_quantization, reject_conversion
 from edgeflow.models.shape import checkpoint_shape
@@ -106,10 +107,9 @@ def row_error(model: ChatModel, kv: KVSlots, probe: Prompt) -> float:
 
 def _last_logits(model: ChatModel, kv: KVSlots, prompt: Prompt, start: int) -> Tensor:
     """Logits [V] of a prompt's last row; its rows from `start` on enter slot 0."""
-    span, hidden = Span(0, start, len(prompt) - start), model.embed_prompt(prompt, start)
-    layout = PackedLayout.of([span], hidden.device, prompt.positions[:, start:])
-    rows = model.decoder.forward_sampled(hidden, layout, kv)
-    return model.decoder.logits(rows, stage_of(layout.lengths))[0]
+    span, rows = Span(0, start, len(prompt) - start), model.prompt_rows(prompt, start)
+    layout = PackedLayout.of([span], rows.device, prompt.positions[:, start:])
+    return model.network.next_logits(TokenRows(prompts=[rows]), layout, kv)[0]
 
 
 def _gain(weights: str, shape: ModelShape, dtype: torch.dtype, device: torch.device) -> float:

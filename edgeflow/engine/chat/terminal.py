@@ -121,7 +121,7 @@ def open_conversation(
     model = load_chat_model(path, dtype, where)
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
     size = SlotSize.of(config, model.config, gate)
-    kv = model.decoder.kv_slots(1, size.positions, store_format(config, model.config, gate))
+    kv = model.network.kv_slots(1, size.positions, store_format(config, model.config, gate))
     drafts = choose_drafts(config, model)
     engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
     return ChatSession(engine, params, system, [*model.remarks, *remarks(gate, config, model.config)])
@@ -133,7 +133,7 @@ def _open_exported(
     exported = read_exported_chat(path)
     check_exported_chat(config, exported, device)
     model = exported.load(Runtime(threads=torch.get_num_threads()))
-    engine = ChatEngine(model, model.decoder.kv_slots(1, exported.manifest.kv.positions))
+    engine = ChatEngine(model, model.network.kv_slots(1, exported.manifest.kv.positions))
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
     return ChatSession(engine, params, system, model.remarks)
 

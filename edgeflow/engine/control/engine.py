@@ -20,7 +20,7 @@ from edgeflow.engine.flow.passes import FlowPasses
 from edgeflow.engine.flow.policy import FlowPolicy
 from edgeflow.engine.graphs import Record
 from edgeflow.engine.one_pass import OnePasses
-from edgeflow.engine.policy import INSTRUCTION, Decoder, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
+from edgeflow.engine.policy import INSTRUCTION, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
 from edgeflow.engine.staging import Drafting
 from edgeflow.engine.tokens import TokenPasses
@@ -28,6 +28,7 @@ from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
+from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import InvalidArgument
@@ -261,7 +262,7 @@ class ActionTokens:
         self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
 
     @property
-    def decoder(self) -> Decoder:
+    def network(self) -> TokenNetwork:
         return self._policy.decoder
 
     def count(self, rows: int) -> int:
@@ -276,7 +277,7 @@ class ActionTokens:
     def payload(self, prompt: PreparedFrame) -> Tensor:
         return prompt.pixel_values
 
-    def embed(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
         pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
         return self._policy.embed_rows(pixels, numbers)
 

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
 
 import torch
+from torch import Tensor
 
-from edgeflow.artifacts.files import TokenForm, loaded_bytes, open_artifact
+from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.exported.tokens import StaticDecoder, load_token_graphs, token_form
+from edgeflow.engine.exported.tokens import CPU, ExportedNetwork, TokenGraphs, token_form
 from edgeflow.engine.placement import check_host
 from edgeflow.models.chat import ChatModel
-from edgeflow.models.llama import LlamaConfig, LlamaDecoder
+from edgeflow.models.llama import LlamaConfig
 from edgeflow.models.published import PublishedChat, read_published
 from edgeflow.text.chat_template import ChatTemplate
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, ConfigError
 
-CPU = torch.device("cpu")
+
+class ExportedTextNetwork(ExportedNetwork):
+    """The network of a chat model (models/chat.TextNetwork); its prompts are token ids. config: as exported."""
+
+    prompt_row = (1, torch.long)
+
+    def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
+        super().__init__(graphs, name)
+        self.config = config
+
+    def prompt_rows(self, ids: Tensor) -> Tensor:
+        """[n] → [n, 1]"""
+        return ids[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +43,6 @@ class ExportedChat:
     folder: Path
     published: PublishedChat
     manifest: Manifest
-    form: TokenForm
 
     @property
     def text(self) -> LlamaConfig:
@@ -44,11 +55,10 @@ class ExportedChat:
 
     def load(self, runtime: Runtime, *, text: bool = True) -> ChatModel:
         """Load graphs, and tokenizer and chat template if `text`; CheckpointError says what is wrong with them."""
-        graphs = load_token_graphs(self.folder, self.manifest, self.form, runtime)
-        decoder = StaticDecoder(graphs, self.published.family, self.text)
+        graphs = TokenGraphs.load(self.folder, self.manifest, runtime)
         return ChatModel(
             name=self.published.family,
-            decoder=cast("LlamaDecoder", decoder),  # an executor asks nothing that this one lacks
+            network=ExportedTextNetwork(graphs, self.published.family, self.text),
             tokenizer=TextTokenizer(self.folder, self.text.vocab_size) if text else None,
             template=ChatTemplate.load(self.folder) if text else None,
             generation=self.published.generation,
@@ -66,10 +76,9 @@ def read_exported_chat(folder: Path) -> ExportedChat:
         raise CheckpointError(
             f"{MANIFEST}.family is {manifest.family}, and config.json is of {published.family}: copy it again"
         )
-    form = token_form(published.text, None)
-    if form.fixed_rows(manifest):
+    if token_form(published.text, None).fixed_rows(manifest):
         raise CheckpointError(f"{MANIFEST}: towers of a chat model have a row for each token: export the model again")
-    return ExportedChat(folder, published, manifest, form)
+    return ExportedChat(folder, published, manifest)
 
 
 def check_exported_chat(config: ChatConfig, chat: ExportedChat, device: torch.device) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.engine.exported.tokens import BOUND, BatchedStep, StepBatch, step_batches
+from edgeflow.engine.exported.tokens import BOUND, SlotGraph, StepBatch, step_batches
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.policy import FlowStages, PrefixInputs, StepInputs
 from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
@@ -251,7 +251,7 @@ class _Prefix:
         return self._prefill.bind(self._inputs, kv_arrays(kv, "_rows"))
 
 
-class _FlowStep(BatchedStep):
+class _FlowStep(SlotGraph):
     """A step of one batch."""
 
     def __init__(self, stages: StaticStages, session: GraphSession) -> None:

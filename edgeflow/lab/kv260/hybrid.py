@@ -125,7 +125,7 @@ def load_hybrid(checkpoint: Path, macros: Path | None = None, backend: str = ACC
     decoder = LlamaDecoder(published.text, weights, stem=stem_of(file), name=published.family, table=table)
     return ChatModel(
         name=published.family,
-        decoder=decoder,
+        network=decoder,
         tokenizer=TextTokenizer(checkpoint, published.text.vocab_size),
         template=ChatTemplate.load(checkpoint),
         generation=published.generation,

@@ -160,7 +160,7 @@ def _all_logits(case: _ChatCase, ways: ChatModes) -> Tensor:
     """Logits of every row of the prompt and of the recorded answer but its last token."""
     decoder, prompt, answer = ways.model.decoder, case.prompt, case.recorded.greedy_ids[:-1]
     count = len(prompt) + len(answer)
-    hidden = torch.cat([ways.model.embed_prompt(prompt), ways.model.embed(answer)])
+    hidden = torch.cat([ways.model.prompt_rows(prompt), ways.model.embed(answer)])
     after = torch.arange(len(prompt), count) + prompt.shift
     positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
     layout = PackedLayout.of([Span(0, 0, count)], hidden.device, positions)
@@ -208,7 +208,7 @@ def _check_forward(case: _ChatCase, model: ChatModel) -> Iterator[CheckResult]:
     """Check every row of the prompt, computed in one pass."""
     decoder, prompt = model.decoder, case.prompt
     layout = PackedLayout.of([Span(0, 0, len(prompt))], model.device, prompt.positions)
-    hidden = decoder.forward(model.embed_prompt(prompt), layout, decoder.kv_slots(1, len(prompt)))
+    hidden = decoder.forward(model.prompt_rows(prompt), layout, decoder.kv_slots(1, len(prompt)))
     logits = decoder.logits(hidden, "prefill")
     yield from _checked(case, "final hidden", "final_hidden", decoder.final_norm(hidden, "prefill"), FEATURE_TOLERANCE)
     yield from _checked(case, "logits", "logits", logits, FEATURE_TOLERANCE)

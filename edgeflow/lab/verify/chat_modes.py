@@ -64,7 +64,7 @@ class ChatModes:
         return _run(engine, [_generation(engine, asked, 0)], chunk)[0]
 
     def kv(self, slots: int, capacity: int) -> KVSlots:
-        return self.model.decoder.kv_slots(slots, capacity, self.kv_format)
+        return self.model.network.kv_slots(slots, capacity, self.kv_format)
 
     def _after_prefix(self, asked: PromptCase, slot: int) -> Answer:
         """Compute the first half of the prompt once in slot 0, then run the request twice after it.

@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edgeflow.artifacts.files import loaded_bytes, open_artifact
-from edgeflow.artifacts.manifest import MANIFEST, Array, zeros
-from edgeflow.artifacts.sessions import BoundGraph, GraphSession
+from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, load_token_graphs, token_form
+from edgeflow.engine.exported.tokens import CPU, ExportedNetwork, TokenGraphs, Towers, token_form
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
@@ -28,19 +26,16 @@ NAME = "llama"
 
 
 class StaticOpenVLA(OpenVLAFrames):
-    """A token policy of graphs (engine/policy.TokenPolicy). most: tokens of a prompt's text."""
+    """A token policy of graphs (engine/policy.TokenPolicy)."""
 
     kv_format: KVFormat = DENSE
+    device = CPU
 
-    def __init__(
-        self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs, image_tokens: int, most: int
-    ) -> None:
-        self.decoder = StaticDecoder(graphs, NAME, config.text)
-        self.device = self.decoder.device
+    def __init__(self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs) -> None:
+        self.decoder = ExportedNetwork(graphs, NAME)
         self._prompter = prompter
-        self._most = most
-        self._towers = [_Towers(each, image_tokens) for each in graphs.towers]
-        super().__init__(config, self._bounded, image_tokens, place=None)
+        self._towers = [Towers(each) for each in graphs.towers]
+        super().__init__(config, self._bounded, self._towers[0].fixed, place=None)
         self.near = (False,) * self.K
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
@@ -53,33 +48,16 @@ class StaticOpenVLA(OpenVLAFrames):
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, h, w] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
-        pairs = zip(pixel_values, ids, strict=True)
-        return [next(each for each in self._towers if each.text >= len(own)).run(pixels, own) for pixels, own in pairs]
+        return [self._run(pixels, own) for pixels, own in zip(pixel_values, ids, strict=True)]
+
+    def _run(self, pixels: Tensor, ids: Tensor) -> Tensor:
+        towers = next(each for each in self._towers if each.text >= len(ids))
+        return torch.tensor(towers.run(ids.numpy(), pixel_values=pixels.numpy()))
 
     def _bounded(self, instruction: str) -> tuple[int, ...]:
         ids = self._prompter.ids(instruction)
-        check_prompt(len(ids), self._most)
+        check_prompt(len(ids), self._towers[-1].text)
         return ids
-
-
-class _Towers:
-    """The towers of one bucket. text: its tokens."""
-
-    def __init__(self, session: GraphSession, image_tokens: int) -> None:
-        self.text = session.graph.rows - image_tokens
-        self._image_tokens = image_tokens
-        self._inputs = {each.name: zeros(each) for each in session.graph.inputs}
-        self._hidden: Array = zeros(session.graph.outputs[0])
-        self._bound: BoundGraph = session.bind(self._inputs, {"hidden": self._hidden})
-
-    def run(self, pixels: Tensor, ids: Tensor) -> Tensor:
-        """[C, h, w] and [t] → [L_P, E]"""
-        count = len(ids)
-        self._inputs["pixel_values"][0] = pixels.numpy()
-        self._inputs["ids"][0, :count] = ids.numpy()
-        self._inputs["ids"][0, count:] = 0
-        self._bound.run()
-        return torch.from_numpy(np.copy(self._hidden[0, : self._image_tokens + count]))
 
 
 class StaticOpenVLACheckpoint:
@@ -99,8 +77,7 @@ class StaticOpenVLACheckpoint:
         self._config = config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
         self.unnorm_keys = tuple(config.statistics)
         self._manifest = manifest = open_artifact(directory, "openvla")
-        self._form = token_form(config.text, (1, *config.image.shape))
-        self._image_tokens = self._form.fixed_rows(manifest)
+        self._image_tokens = token_form(config.text, (1, *config.image.shape)).fixed_rows(manifest)
         longest = self._image_tokens + manifest.text + config.action_width
         if manifest.kv.positions < longest:
             raise CheckpointError(
@@ -126,9 +103,8 @@ class StaticOpenVLACheckpoint:
     def load(self, placement: Placement) -> StaticOpenVLA:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
         check_host(placement.device, str(placement.dtype).removeprefix("torch."))
-        config, manifest = self._config, self._manifest
-        graphs = load_token_graphs(self._directory, manifest, self._form, placement.runtime)
-        prompter = Prompter(self._directory, vicuna=config.vicuna_prompt)
-        policy = StaticOpenVLA(config, prompter, graphs, self._image_tokens, manifest.text)
+        graphs = TokenGraphs.load(self._directory, self._manifest, placement.runtime)
+        prompter = Prompter(self._directory, vicuna=self._config.vicuna_prompt)
+        policy = StaticOpenVLA(self._config, prompter, graphs)
         check_text(policy)
         return policy

@@ -59,7 +59,7 @@ def whole(model: ChatModel, prompt: Prompt, count: int) -> list[int]:
     """Greedy, without a cache: the text so far is computed anew for each token."""
     tokens: list[int] = []
     while len(tokens) < count:
-        rows = torch.cat([model.embed_prompt(prompt), model.embed(tokens)]) if tokens else model.embed_prompt(prompt)
+        rows = torch.cat([model.prompt_rows(prompt), model.embed(tokens)]) if tokens else model.prompt_rows(prompt)
         after = torch.arange(len(prompt), len(rows)) + prompt.shift
         positions = torch.cat([prompt.positions, after.expand(len(prompt.positions), -1)], dim=1)
         layout = PackedLayout.of([Span(0, 0, len(rows))], CPU, positions)

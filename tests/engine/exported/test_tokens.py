@@ -16,7 +16,8 @@ from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.exported.tokens import StaticDecoder, TokenGraphs, rows_of
+from edgeflow.engine.exported.chat import ExportedTextNetwork
+from edgeflow.engine.exported.tokens import TokenGraphs
 from edgeflow.engine.policy import LoadOptions, Placement, PreparedFrame
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -28,6 +29,7 @@ from edgeflow.lab.export.policies.openvla import export_openvla
 from edgeflow.lab.verify.chat_modes import ChatModes, PromptCase
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.checkpoint import fingerprint
+from edgeflow.models.network import Taps, TokenRows
 from edgeflow.models.published import GenerationConfig
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.scheduler.scheduler import Scheduler
@@ -45,7 +47,7 @@ TEXT = 72
 def chat_model(made: Any) -> ChatModel:
     generation = GenerationConfig.of({}, {})
     return ChatModel(
-        name="llama", decoder=made, tokenizer=None, template=None, generation=generation, vision=None, device=CPU
+        name="llama", network=made, tokenizer=None, template=None, generation=generation, vision=None, device=CPU
     )
 
 
@@ -68,20 +70,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatModel, ChatMod
         )
     )
     manifest = write_program(folder, program)
-    sessions = {
-        stage: tuple(GraphSession(folder, each, Runtime()) for each in manifest.of(stage)) for stage in StageName
-    }
-    graphs = TokenGraphs(
-        kv=manifest.kv,
-        width=config.hidden_size,
-        vocabulary=config.vocab_size,
-        token_towers=True,
-        towers=sessions[StageName.TOWERS],
-        prefills=sessions[StageName.PREFILL],
-        steps=sessions[StageName.STEP],
+    towers, prefills, steps = (
+        tuple(GraphSession(folder, each, Runtime()) for each in manifest.of(stage)) for stage in StageName
     )
+    graphs = TokenGraphs(kv=manifest.kv, towers=towers, prefills=prefills, steps=steps)
     own = replace(config, max_position_embeddings=POSITIONS)
-    return chat_model(decoder(config)), chat_model(StaticDecoder(graphs, "llama", own))
+    return chat_model(decoder(config)), chat_model(ExportedTextNetwork(graphs, "llama", own))
 
 
 def test_an_exported_chat_model_answers_like_its_network_in_every_mode(models: tuple[ChatModel, ChatModel]):
@@ -93,27 +87,35 @@ def test_an_exported_chat_model_answers_like_its_network_in_every_mode(models: t
             assert max((a - b).abs().max().item() for a, b in zip(exact, logits, strict=True)) < CLOSE
 
 
+def prompt(model: ChatModel, rows: int) -> TokenRows:
+    return TokenRows(prompts=[model.network.prompt_rows(torch.arange(rows))])
+
+
 def test_the_remains_of_a_sequence_that_is_not_finite_are_not_seen(models: tuple[ChatModel, ChatModel]):
     """Also not after the end of the slot's next sequence, which is shorter."""
     exact, static = models
-    kv = static.decoder.kv_slots(2, POSITIONS)
+    kv = static.network.kv_slots(2, POSITIONS)
     kv.data[:, :, 1] = torch.nan
     for start, rows, finite in ((1, 20, False), (0, 3, True)):
         layout = PackedLayout.of([Span(1, start, rows)], CPU)
-        logits = static.decoder.forward_sampled(static.embed(list(range(rows))), layout, kv)
+        logits = static.network.next_logits(prompt(static, rows), layout, kv)
         assert bool(logits.isfinite().all()) == finite
     own = exact.decoder.kv_slots(1, POSITIONS)
     layout = PackedLayout.of([Span(0, 0, 3)], CPU)
-    wanted = exact.decoder.logits(exact.decoder.forward_sampled(exact.embed([0, 1, 2]), layout, own), "prefill")
+    wanted = exact.decoder.next_logits(prompt(exact, 3), layout, own)
     assert (logits - wanted).abs().max() < CLOSE
 
 
 def test_drafts_taps_and_other_formats_are_rejected(models: tuple[ChatModel, ChatModel]):
-    made = models[1].decoder
-    with pytest.raises(ValueError, match="no drafts"):
-        rows_of(PackedLayout.of([Span(0, 0, 3)], CPU, samples=[2]))
+    made = models[1].network
+    kv, span = made.kv_slots(1, POSITIONS), Span(0, 0, 3)
+    for samples, taps in (([2], None), ([1], Taps((0,)))):
+        with pytest.raises(ValueError, match="verify no drafts"):
+            made.next_logits(prompt(models[1], 3), PackedLayout.of([span], CPU, samples=samples), kv, taps)
     with pytest.raises(ValueError, match="not in int8"):
         made.kv_slots(1, POSITIONS, CONFIGURED["int8"])
+    with pytest.raises(ValueError, match="exported graphs have no decoder"):
+        _ = models[1].decoder
 
 
 @pytest.fixture(scope="module")

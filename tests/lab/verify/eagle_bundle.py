@@ -21,7 +21,8 @@ from edgeflow.lab.verify.eagle_bundle import BASE, FEATURES, HEAD, MASK
 from edgeflow.models.checkpoint import CONFIG_FILE
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.trees import TreeSizes
-from edgeflow.models.llama import LlamaDecoder, Taps
+from edgeflow.models.llama import LlamaDecoder
+from edgeflow.models.network import Taps
 from edgeflow.text.weight_files import SINGLE_FILE
 from tests.models.eagle3 import random_head
 from tests.models.eagle3.naive_head import NaiveHead, Path, naive_tree

@@ -19,7 +19,8 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.eagle3.config import read_eagle3
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.eagle3.trees import TreeSizes, grow
-from edgeflow.models.llama import LlamaDecoder, Taps
+from edgeflow.models.llama import LlamaDecoder
+from edgeflow.models.network import Taps
 from edgeflow.models.published import read_published
 from tests.oracles import oracle
 

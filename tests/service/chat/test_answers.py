@@ -125,7 +125,7 @@ async def test_a_stop_token_ends_the_answer(text_model: Loaded):
         plane = served.script.worker.plane
         sampled = alone(text_model.chat, text_model.chat.text_prompt("go"))
         model = ChatModel(
-            **{name: getattr(text_model.chat, name) for name in ("name", "decoder", "tokenizer", "template", "device")},
+            **{name: getattr(text_model.chat, name) for name in ("name", "network", "tokenizer", "template", "device")},
             generation=_ending(text_model.chat, *sampled[3].tokens),
             vision=None,
         )

@@ -57,7 +57,7 @@ def random_chat(
     decoder = LlamaDecoder(config, weights, name=FAMILY, **decoder_options)
     return ChatModel(
         name=FAMILY,
-        decoder=decoder,
+        network=decoder,
         tokenizer=None,
         template=None,
         generation=GenerationConfig(stop_ids=frozenset()),
