@@ -10,7 +10,6 @@ integer below 2^24: exact, in whatever order it is summed. The digits are put to
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -24,11 +23,8 @@ from torch import Tensor
 from edgeflow.policies.openvla.config import ImageConfig, TowerImage
 
 CROP_AREA = 0.9
-_RESAMPLING = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "bilinear": Image.Resampling.BILINEAR,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_REACH = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
+"""How far each resampling kernel reaches, in pixels of the smaller image."""
 LONGEST = 2048  # pixels of a side
 KEPT_SIZES = 8  # frame sizes whose plans stay on the device
 _PLACES = 22  # binary places of Pillow's taps
@@ -48,7 +44,7 @@ class Preprocessor:
         picture = Image.fromarray(image)
         if config.strategy == "letterbox":
             picture = _letterbox(picture, self._fill)
-        resized = {kind: np.asarray(self._resize(picture, _RESAMPLING[kind])) for kind in kinds(config)}
+        resized = {kind: np.asarray(self._resize(picture, Image.Resampling[kind.upper()])) for kind in kinds(config)}
         scaled = {kind: _unit_range(levels.transpose(2, 0, 1)) for kind, levels in resized.items()}
         return np.concatenate([_normalised(scaled[tower.interpolation], tower) for tower in config.towers])
 
@@ -145,32 +141,16 @@ def _letterbox(picture: Image.Image, fill: tuple[int, ...]) -> Image.Image:
     return padded
 
 
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    """A resampling kernel: reach in pixels of the smaller image, and its height at a distance."""
-
-    reach: float
-    height: Callable[[NDArray[np.float64]], NDArray[np.float64]]
-
-
-def _bilinear(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    height: NDArray[np.float64] = np.maximum(1 - np.abs(x), 0)
-    return height
-
-
-def _bicubic(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keys' cubic with a = -1/2."""
+def _height(interpolation: str, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The height of a resampling kernel at distances x; the cubic is Keys', with a = -1/2."""
     x = np.abs(x)
+    if interpolation == "bilinear":
+        height: NDArray[np.float64] = np.maximum(1 - x, 0)
+        return height
+    if interpolation == "lanczos":
+        return np.where(x < 3, np.sinc(x) * np.sinc(x / 3), 0)
     near, far = (1.5 * x - 2.5) * x * x + 1, (((x - 5) * x + 8) * x - 4) * -0.5
     return np.where(x < 1, near, np.where(x < 2, far, 0))
-
-
-def _lanczos(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    height: NDArray[np.float64] = np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
-    return height
-
-
-_FILTERS = {"bilinear": _Filter(1, _bilinear), "bicubic": _Filter(2, _bicubic), "lanczos": _Filter(3, _lanczos)}
 
 
 def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -178,14 +158,14 @@ def _taps_of(length: int, scaled: int, interpolation: str) -> tuple[NDArray[np.i
 
     Pixels beyond the axis count nothing.
     """
-    kernel, step = _FILTERS[interpolation], length / scaled
+    step = length / scaled
     stretch = max(step, 1.0)
-    reach = kernel.reach * stretch
+    reach = _REACH[interpolation] * stretch
     centre = ((np.arange(scaled) + 0.5) * step)[:, None]
     first = np.trunc(centre - reach + 0.5).clip(0)
     end = np.trunc(centre + reach + 0.5).clip(None, length)
     pixels = first + np.arange(2 * int(np.ceil(reach)) + 1)
-    heights = np.where(pixels < end, kernel.height((pixels - centre + 0.5) * (1 / stretch)), 0)
+    heights = np.where(pixels < end, _height(interpolation, (pixels - centre + 0.5) * (1 / stretch)), 0)
     shares = heights / np.cumsum(heights, axis=1)[:, -1:]  # summed from the left, as Pillow does
     given = np.trunc(shares * (1 << _PLACES) + np.copysign(0.5, shares))
     return pixels.astype(np.int64), given.astype(np.int64)
