@@ -10,6 +10,7 @@ integer below 2^24: exact, in whatever order it is summed. The digits are put to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -100,26 +101,27 @@ def center_crop(image: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
     to uint8, which scales by 255.5 and cuts).
     """
     unit = image.astype(np.float32) * np.float32(1 / 255)
-    rows = _sample(unit, crop_places(image.shape[0], side))
-    crop = _sample(rows.swapaxes(0, 1), crop_places(image.shape[1], side)).swapaxes(0, 1)
-    return (np.clip(crop, 0, 1) * np.float32(255.5)).astype(np.uint8)
+    rows = _sampled(unit, _crop_axis(image.shape[0], side))
+    crop = _sampled(rows.swapaxes(0, 1), _crop_axis(image.shape[1], side)).swapaxes(0, 1)
+    cropped: NDArray[np.uint8] = (np.clip(crop, 0, 1) * np.float32(255.5)).astype(np.uint8)
+    return cropped
 
 
-def crop_places(length: int, side: int) -> NDArray[np.float32]:
-    """[side]: where along an axis of so many pixels the crop is sampled."""
+def _crop_axis(length: int, side: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Three [side]: pixels on either side of each place where the crop samples an axis of so many, and the share of the
+    second."""
     extent = np.float32(CROP_AREA**0.5)
     steps = (1 - extent) / 2 + extent * np.linspace(0, 1, side, dtype=np.float32)
-    places: NDArray[np.float32] = steps * (length - 1)
-    return places
-
-
-def _sample(values: NDArray[np.float32], places: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Linear interpolation along the first axis."""
+    places = steps * (length - 1)
     low = np.floor(places).astype(np.int64)
-    high = np.minimum(low + 1, len(values) - 1)
-    share = (places - low).astype(np.float32)[:, None, None]
-    sampled: NDArray[np.float32] = values[low] + (values[high] - values[low]) * share
-    return sampled
+    return low, np.minimum(low + 1, length - 1), (places - low).astype(np.float32)
+
+
+def _sampled(values: Any, axis: Sequence[Any]) -> Any:
+    """Linear interpolation along the first axis, of NumPy's arrays or of torch's."""
+    low, high, share = axis
+    first = values[low]
+    return first + (values[high] - first) * share[:, None, None]
 
 
 def _unit_range(levels: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -183,19 +185,11 @@ def _matrix(length: int, scaled: int, interpolation: str) -> NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class _Crop:
-    """One axis of the centre crop: pixels on either side of each sample [side], and the share of the second."""
-
-    low: Tensor
-    high: Tensor
-    share: Tensor
-
-
-@dataclass(frozen=True, slots=True)
 class _Plan:
     """The plan for frames of one size."""
 
-    crop: tuple[_Crop, _Crop] | None
+    crop: list[list[Tensor]] | None
+    """For rows and columns, `_crop_axis`."""
     taps: dict[str, tuple[Tensor | None, Tensor | None]]
     """Per interpolation, the taps of the columns [3 side, W] and of the rows [3 side, H]; None where an axis already
     has its size.
@@ -262,7 +256,7 @@ class DevicePreprocessor:
     def _new_plan(self, height: int, width: int) -> _Plan:
         side, crop = self._config.side, None
         if self._config.center_crop:
-            crop = self._crop(height), self._crop(width)
+            crop = [[self._tensor(part) for part in _crop_axis(length, side)] for length in (height, width)]
             height = width = side
         if self._config.strategy == "letterbox":
             left, top = letterbox_margins(width, height)
@@ -274,12 +268,6 @@ class DevicePreprocessor:
             for kind in kinds(self._config)
         }
         return _Plan(crop, taps, (slice(3), slice(top, top + side), slice(left, left + side)))
-
-    def _crop(self, length: int) -> _Crop:
-        places = crop_places(length, self._config.side)
-        low = np.floor(places).astype(np.int64)
-        high, share = np.minimum(low + 1, length - 1), (places - low).astype(np.float32)
-        return _Crop(self._tensor(low), self._tensor(high), self._tensor(share))
 
     def _taps(self, length: int, scaled: int, kind: str) -> Tensor | None:
         return None if length == scaled else self._tensor(_matrix(length, scaled, kind))
@@ -302,13 +290,8 @@ def _resampled(planes: Tensor, taps: Tensor) -> Tensor:
     return (total >> _PLACES).clamp(0, 255).float()
 
 
-def _cropped(image: Tensor, rows: _Crop, columns: _Crop) -> Tensor:
-    """preprocess.center_crop: the same operations in the same order, each rounded by itself."""
+def _cropped(image: Tensor, rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
+    """`center_crop`: the same operations in the same order, each rounded by itself."""
     unit = image.float() * (1 / 255)
-    crop = _sampled(_sampled(unit, rows).transpose(0, 1), columns).transpose(0, 1)
+    crop: Tensor = _sampled(_sampled(unit, rows).transpose(0, 1), columns).transpose(0, 1)
     return (crop.clamp(0, 1) * 255.5).byte()
-
-
-def _sampled(values: Tensor, axis: _Crop) -> Tensor:
-    low = values[axis.low]
-    return low + (values[axis.high] - low) * axis.share[:, None, None]
