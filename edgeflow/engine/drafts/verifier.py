@@ -50,30 +50,16 @@ def accepted_of_tree(right: Tensor, bits: Tensor, depth: Tensor, width: int) -> 
 class DraftVerifier:
     """Verifies the drafts of `drafter` over the slots of `kv`: a `Verifier` of the executor.
 
-    greedy: the operator of each stage of a pass.
+    greedy: the operator of each stage of a pass. rows, width: of a verification in a form, as the drafter says.
     """
 
     def __init__(self, drafter: Drafter, kv: KVSlots, state: SlotState, greedy: Mapping[str, Greedy]) -> None:
+        self.taps, self.store = drafter.taps, drafter.store
+        self.rows, self.width = drafter.rows, drafter.width
         self._drafter = drafter
         self._kv = kv
         self._state = state
         self._greedy = greedy
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        return self._drafter.taps
-
-    @property
-    def store(self) -> KVSlots | None:
-        return self._drafter.store
-
-    def rows(self, form: DraftForm) -> int:
-        """Rows of a verification in this form."""
-        return self._drafter.rows(form)
-
-    def width(self, form: DraftForm) -> int:
-        """The most tokens that a verification in this form gives."""
-        return self._drafter.width(form)
 
     def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
         read = ran.read
