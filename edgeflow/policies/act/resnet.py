@@ -22,24 +22,15 @@ STRIDE = 32
 """Pixels of the image per cell of the feature map, rounded up at the edge."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResNetLayout:
-    """Layers of a ResNet."""
-
-    blocks: tuple[int, int, int, int]
-    """The number of blocks of each of the four layers."""
-    kernels: tuple[int, ...]
-    """The side of each convolution of a block."""
-
-
 _BASIC, _BOTTLENECK = (3, 3), (1, 3, 1)
 LAYOUTS = {
-    "resnet18": ResNetLayout((2, 2, 2, 2), _BASIC),
-    "resnet34": ResNetLayout((3, 4, 6, 3), _BASIC),
-    "resnet50": ResNetLayout((3, 4, 6, 3), _BOTTLENECK),
-    "resnet101": ResNetLayout((3, 4, 23, 3), _BOTTLENECK),
-    "resnet152": ResNetLayout((3, 8, 36, 3), _BOTTLENECK),
+    "resnet18": ((2, 2, 2, 2), _BASIC),
+    "resnet34": ((3, 4, 6, 3), _BASIC),
+    "resnet50": ((3, 4, 6, 3), _BOTTLENECK),
+    "resnet101": ((3, 4, 23, 3), _BOTTLENECK),
+    "resnet152": ((3, 8, 36, 3), _BOTTLENECK),
 }
+"""The number of blocks of each of the four layers, and the side of each convolution of a block."""
 
 
 def map_side(pixels: int) -> int:
@@ -96,9 +87,9 @@ class _ResidualBlock:
         cls, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype
     ) -> _ResidualBlock:
         """weights: those below `layer<n>.<index>.`"""
-        convolutions, channels, strides = [], inputs, _strides(kernels, stride)
-        for index, (side, step) in enumerate(zip(kernels, strides, strict=True), start=1):
-            names = f"conv{index}", f"bn{index}"
+        convolutions, channels, strided = [], inputs, 1 + kernels.index(3)  # the first of 3 x 3 takes the whole stride
+        for index, side in enumerate(kernels, start=1):
+            names, step = (f"conv{index}", f"bn{index}"), stride if index == strided else 1
             convolutions.append(_Convolution.of(weights, names, (channels, side), step, dtype))
             channels = convolutions[-1].outputs
         shortcut = None
@@ -122,15 +113,15 @@ class ResNet:
     """The layers of a backbone. weights: those below `backbone.`, in float32. channels: of the feature map."""
 
     def __init__(self, name: str, weights: Weights, dtype: torch.dtype) -> None:
-        layout = LAYOUTS[name]
+        blocks, kernels = LAYOUTS[name]
         self._stem = _Convolution.of(weights, ("conv1", "bn1"), (3, 7), 2, dtype)
         self._blocks: list[_ResidualBlock] = []
         self.channels = self._stem.outputs
-        for layer, count in enumerate(layout.blocks, start=1):
+        for layer, count in enumerate(blocks, start=1):
             for index in range(count):
                 stride = 2 if layer > 1 and index == 0 else 1
                 below = weights.under(f"layer{layer}.{index}.")
-                self._blocks.append(_ResidualBlock.of(below, layout.kernels, self.channels, stride, dtype))
+                self._blocks.append(_ResidualBlock.of(below, kernels, self.channels, stride, dtype))
                 self.channels = self._blocks[-1].outputs
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -140,9 +131,3 @@ class ResNet:
         for block in self._blocks:
             x = block(x)
         return x
-
-
-def _strides(kernels: tuple[int, ...], stride: int) -> list[int]:
-    """The first convolution of 3 x 3 takes the whole stride of its block."""
-    first = kernels.index(3)
-    return [stride if index == first else 1 for index in range(len(kernels))]
