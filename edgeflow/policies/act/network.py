@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.models.checkpoint import Weights
+from edgeflow.models.vit import gemm, norm_weights
 from edgeflow.policies.act.config import ACTConfig
 from edgeflow.policies.act.resnet import ResNet
 from edgeflow.policies.lerobot import ENVIRONMENT, STATE
@@ -32,31 +33,30 @@ class ACTNetwork:
     def __init__(self, config: ACTConfig, weights: Weights, dtype: torch.dtype) -> None:
         self.dtype, self.device = dtype, weights.device
         self._width = config.width
+        if config.cameras:
+            self._backbone = ResNet(config.backbone, weights.under("backbone."), dtype)
+        weights = weights.to(dtype)
         self._load_inputs(config, weights)
         encoder = _layers(weights, "encoder", config.encoder_layers)
         decoder = _layers(weights, "decoder", config.decoder_layers)
-        self._encoder = [_EncoderLayer(below, config, dtype) for below in encoder]
-        self._decoder = [_DecoderLayer(below, config, dtype) for below in decoder]
+        self._encoder = [_EncoderLayer(below, config) for below in encoder]
+        self._decoder = [_DecoderLayer(below, config) for below in decoder]
         if not config.pre_norm and "encoder.norm.weight" in weights:
             raise CheckpointError("config.json.pre_norm is false, but model.safetensors has model.encoder.norm.weight")
-        self._encoder_norm = _Norm(weights, "encoder.norm", config.width, dtype) if config.pre_norm else None
-        self._decoder_norm = _Norm(weights, "decoder.norm", config.width, dtype)
-        self._queries = weights.take("decoder_pos_embed.weight", config.chunk, config.width).to(dtype)
-        self._head = _Linear(weights, "action_head", (config.action, config.width), dtype)
+        self._encoder_norm = _norm(weights, "encoder.norm", config.width) if config.pre_norm else None
+        self._decoder_norm = _norm(weights, "decoder.norm", config.width)
+        self._queries = weights.take("decoder_pos_embed.weight", config.chunk, config.width)
+        self._head = gemm(weights, "action_head", config.action, config.width)
 
     def _load_inputs(self, config: ACTConfig, weights: Weights) -> None:
-        width, dtype = config.width, self.dtype
-        latent = _Linear(weights, "encoder_latent_input_proj", (width, config.latent), dtype)
-        self._latent = latent.bias  # the projection of a latent variable of zeros
-        self._vectors = [
-            _Linear(weights, _PROJECTIONS[name], (width, size), dtype) for name, size in config.vectors.items()
-        ]
-        tokens = 1 + len(self._vectors)
-        self._positions = weights.take("encoder_1d_feature_pos_embed.weight", tokens, width).to(dtype)
+        width = config.width
+        weights.take("encoder_latent_input_proj.weight", width, config.latent)
+        self._latent = weights.take("encoder_latent_input_proj.bias", width)  # of a latent variable of zeros
+        self._vectors = [gemm(weights, _PROJECTIONS[name], width, size) for name, size in config.vectors.items()]
+        self._positions = weights.take("encoder_1d_feature_pos_embed.weight", 1 + len(self._vectors), width)
         if config.cameras:
-            self._backbone = ResNet(config.backbone, weights.under("backbone."), dtype)
-            projection = weights.take("encoder_img_feat_input_proj.weight", width, self._backbone.channels, 1, 1)
-            self._cells = projection.to(dtype), weights.take("encoder_img_feat_input_proj.bias", width).to(dtype)
+            kernel = weights.take("encoder_img_feat_input_proj.weight", width, self._backbone.channels, 1, 1)
+            self._cells = kernel, weights.take("encoder_img_feat_input_proj.bias", width)
 
     def __call__(self, images: Sequence[Tensor], vectors: Sequence[Tensor], positions: Tensor) -> Tensor:
         """Normalised images [B, 3, h, w] per camera, vectors [B, n] → normalised actions [B, chunk, D]
@@ -116,37 +116,22 @@ class ACTNetwork:
         return self._head(decoded)
 
 
-class _Linear:
-    """A projection. shape: outputs and inputs."""
-
-    def __init__(self, weights: Weights, name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._weight = weights.take(f"{name}.weight", *shape).to(dtype)
-        self.bias = weights.take(f"{name}.bias", shape[0]).to(dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self.bias)
-
-
-class _Norm:
+def _norm(weights: Weights, name: str, width: int) -> Call:
     """Layer normalisation over E numbers."""
-
-    def __init__(self, weights: Weights, name: str, width: int, dtype: torch.dtype) -> None:
-        self._weight, self._bias = (weights.take(f"{name}.{part}", width).to(dtype) for part in ("weight", "bias"))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self._bias.shape, self._weight, self._bias, LAYER_NORM_EPS)
+    weight, bias = norm_weights(weights, name, width)
+    return partial(F.layer_norm, normalized_shape=(width,), weight=weight, bias=bias, eps=LAYER_NORM_EPS)
 
 
 class _Attention:
     """Attention of H heads with one projection each for queries, keys and values, and one for the result."""
 
-    def __init__(self, weights: Weights, name: str, config: ACTConfig, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, name: str, config: ACTConfig) -> None:
         width = config.width
         self._heads = config.heads
-        weight = weights.take(f"{name}.in_proj_weight", 3 * width, width).to(dtype)
-        bias = weights.take(f"{name}.in_proj_bias", 3 * width).to(dtype)
+        weight = weights.take(f"{name}.in_proj_weight", 3 * width, width)
+        bias = weights.take(f"{name}.in_proj_bias", 3 * width)
         self._inputs = list(zip(weight.chunk(3), bias.chunk(3), strict=True))
-        self._output = _Linear(weights, f"{name}.out_proj", (width, width), dtype)
+        self._output = gemm(weights, f"{name}.out_proj", width, width)
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[B, n, E], [B, m, E], [B, m, E] → [B, n, E]"""
@@ -165,13 +150,13 @@ class _EncoderLayer:
 
     norms = 2
 
-    def __init__(self, weights: Weights, config: ACTConfig, dtype: torch.dtype) -> None:
+    def __init__(self, weights: Weights, config: ACTConfig) -> None:
         width, mlp = config.width, config.mlp
         self._pre_norm = config.pre_norm
-        self._attention = _Attention(weights, "self_attn", config, dtype)
-        self._norms = [_Norm(weights, f"norm{index}", width, dtype) for index in range(1, self.norms + 1)]
-        self._up = _Linear(weights, "linear1", (mlp, width), dtype)
-        self._down = _Linear(weights, "linear2", (width, mlp), dtype)
+        self._attention = _Attention(weights, "self_attn", config)
+        self._norms = [_norm(weights, f"norm{index}", width) for index in range(1, self.norms + 1)]
+        self._up = gemm(weights, "linear1", mlp, width)
+        self._down = gemm(weights, "linear2", width, mlp)
         self._activation = F.gelu if config.activation == "gelu" else F.relu
 
     def __call__(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -196,9 +181,9 @@ class _DecoderLayer(_EncoderLayer):
 
     norms = 3
 
-    def __init__(self, weights: Weights, config: ACTConfig, dtype: torch.dtype) -> None:
-        super().__init__(weights, config, dtype)
-        self._crossed = _Attention(weights, "multihead_attn", config, dtype)
+    def __init__(self, weights: Weights, config: ACTConfig) -> None:
+        super().__init__(weights, config)
+        self._crossed = _Attention(weights, "multihead_attn", config)
 
     def decode(self, x: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[B, chunk, E], [chunk, E], of the encoder [B, L, E] twice → [B, chunk, E]"""
