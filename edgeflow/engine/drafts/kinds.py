@@ -46,14 +46,14 @@ def chain_of(depth: int) -> TreeSizes:
     return TreeSizes(rows=depth + 2, depth=depth, width=1)
 
 
-def lookup_sizes(drafts: int) -> DraftSizes:
-    """The sizes of prompt look-up."""
-    return DraftSizes(rows={DraftForm.CHAIN: 1 + drafts})
+def _forms(tree: TreeSizes | None, depth: int) -> dict[DraftForm, TreeSizes]:
+    """The sizes of an EAGLE-3 head's drafts in each form. tree, depth: as in `kinds.Eagle`."""
+    return {DraftForm.CHAIN: chain_of(depth), **({DraftForm.TREE: tree} if tree else {})}
 
 
 def eagle_sizes(head: Eagle3Config, tree: TreeSizes | None, depth: int) -> DraftSizes:
     """The sizes of an EAGLE-3 head's drafts. tree, depth: as in `kinds.Eagle`."""
-    grown = {DraftForm.CHAIN: chain_of(depth), **({DraftForm.TREE: tree} if tree else {})}
+    grown = _forms(tree, depth)
     return DraftSizes(
         rows={form: sizes.rows for form, sizes in grown.items()},
         head=head,
@@ -89,18 +89,15 @@ class Lookup:
     shortest: int = 1
     longest: int = 4
     name: str = "lookup"
-
-    @property
-    def form(self) -> DraftForm:
-        return DraftForm.CHAIN
+    form: DraftForm = DraftForm.CHAIN
 
     @property
     def rows(self) -> int:
-        return self.sizes.most_rows
+        return 1 + self.drafts
 
     @property
     def sizes(self) -> DraftSizes:
-        return lookup_sizes(self.drafts)
+        return DraftSizes(rows={self.form: self.rows})
 
     def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:  # noqa: ARG002 - alike for all
         return LookupDrafter(state, drafts=self.drafts, shortest=self.shortest, longest=self.longest)
@@ -129,13 +126,9 @@ class Eagle:
         return eagle_sizes(self.head.config, self.tree, self.depth)
 
     def drafter(self, kv: KVSlots, state: SlotState) -> Drafter:
-        sizes = {DraftForm.CHAIN: chain_of(self.depth)}
-        if self.tree is not None:
-            sizes[DraftForm.TREE] = self.tree
-        extra_places = self.sizes.extra_places
-        capacity = rounded_capacity(kv.capacity + extra_places)
+        capacity = rounded_capacity(kv.capacity + self.sizes.extra_places)
         store = self.head.kv_slots(kv.slots, capacity, kv.format.turned(kv.capacity) + capacity - kv.capacity)
-        return EagleDrafter(self.head, store, state, sizes)
+        return EagleDrafter(self.head, store, state, _forms(self.tree, self.depth))
 
 
 def sizes_of(kind: DraftKind | None) -> DraftSizes | None:
@@ -167,7 +160,7 @@ def eagle_header(config: ChatConfig, text: LlamaConfig) -> Eagle3Config | None:
 def draft_sizes(config: ChatConfig, head: Eagle3Config | None) -> DraftSizes | None:
     """The sizes of the configured drafts; None if none are. head: as in `eagle_header`."""
     if config.draft_kind == "lookup":
-        return lookup_sizes(config.lookup.drafts)
+        return Lookup(**config.lookup.model_dump()).sizes
     return None if head is None else eagle_sizes(head, _tree(config), config.eagle3.depth)
 
 
@@ -188,8 +181,7 @@ def choose_drafts(config: ChatConfig, model: ChatModel, weights: str = FLOAT) ->
             f"{config.weights} chose int8, which serves single rows: set chat.weights to float, or chat.draft to none"
         )
     if kind == "lookup":
-        lookup = config.lookup
-        return Lookup(drafts=lookup.drafts, shortest=lookup.shortest, longest=lookup.longest)
+        return Lookup(**config.lookup.model_dump())
     return _eagle(config, model)
 
 
