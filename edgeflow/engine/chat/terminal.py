@@ -115,27 +115,20 @@ def open_conversation(
     """Load the model at `path`; typed StartErrors. temperature: None takes the checkpoint's own."""
     where = choose_device(device)
     if is_artifact(path):
-        return _open_exported(config, path, where, temperature, system)
-    dtype = choose_chat_dtype(config.dtype, path, where)
-    gate = read_long(config, path, where, dtype)
-    model = load_chat_model(path, dtype, where)
+        exported = read_exported_chat(path)
+        check_exported_chat(config, exported, where)
+        model, found = exported.load(Runtime(threads=torch.get_num_threads())), list[str]()
+        engine = ChatEngine(model, model.network.kv_slots(1, exported.manifest.kv.positions))
+    else:
+        dtype = choose_chat_dtype(config.dtype, path, where)
+        gate = read_long(config, path, where, dtype)
+        model = load_chat_model(path, dtype, where)
+        text, found = model.config, remarks(gate, config, model.config)
+        kv = model.network.kv_slots(1, SlotSize.of(config, text, gate).positions, store_format(config, text, gate))
+        folding = folding_of(gate.rules) if gate else None
+        engine = ChatEngine(model, kv, folding=folding, drafts=choose_drafts(config, model))
     params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
-    size = SlotSize.of(config, model.config, gate)
-    kv = model.network.kv_slots(1, size.positions, store_format(config, model.config, gate))
-    drafts = choose_drafts(config, model)
-    engine = ChatEngine(model, kv, folding=folding_of(gate.rules) if gate else None, drafts=drafts)
-    return ChatSession(engine, params, system, [*model.remarks, *remarks(gate, config, model.config)])
-
-
-def _open_exported(
-    config: ChatConfig, path: Path, device: torch.device, temperature: float | None, system: str
-) -> ChatSession:
-    exported = read_exported_chat(path)
-    check_exported_chat(config, exported, device)
-    model = exported.load(Runtime(threads=torch.get_num_threads()))
-    engine = ChatEngine(model, model.network.kv_slots(1, exported.manifest.kv.positions))
-    params = SamplingParams.recommended(model.generation, config.max_tokens, temperature)
-    return ChatSession(engine, params, system, model.remarks)
+    return ChatSession(engine, params, system, [*model.remarks, *found])
 
 
 def converse(conversation: ChatSession, read: Callable[[], str], write: Callable[[str], None]) -> None:
