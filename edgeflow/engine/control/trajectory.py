@@ -132,14 +132,6 @@ _ORDERS = {LimitKind.VELOCITY: 1, LimitKind.ACCELERATION: 2, LimitKind.JERK: 3}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ExecutedDimension:
-    """One dimension of the rows in execution: those before the capture, and those up to the delay."""
-
-    before: list[float]
-    passed: list[float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
     """The chunk to be sent: actions [H, D], and how it came about."""
 
@@ -203,42 +195,23 @@ class Trajectory:
         for dimension in self._dimensions:
             wanted = actions[:, dimension.index]
             pose = state[dimension.number] if dimension.number is not None and len(state) else None
-            executed = _executed(dimension, plan) if plan is not None else _resting(dimension, pose, delay, len(wanted))
-            rows, continued = self._column(dimension, wanted, executed, pose)
+            before, passed = _executed(dimension, plan, pose, min(delay, len(wanted) - 1))
+            rows, continued = _column(dimension, wanted, before, passed, pose)
             if rows is wanted:
                 continue
             if result is actions:
                 result = actions.copy()
             result[:, dimension.index] = rows
-            limited = self._exceeded(dimension, wanted, executed, pose)
+            excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
+            limited = [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
             if not continued:
                 limited.append((LimitKind.START, 0.0))
-            changed = float(np.abs((rows - wanted)[len(executed.passed) :]).max(initial=0.0))
+            changed = float(np.abs((rows - wanted)[len(passed) :]).max(initial=0.0))
             found += [
                 Limited(dimension=dimension.name, limit=kind, beyond=beyond, changed=changed)
                 for kind, beyond in limited or [(LimitKind.BRAKING, 0.0)]
             ]
         return result, tuple(found)
-
-    def _column(
-        self, dimension: Dimension, wanted: Rows, executed: _ExecutedDimension, pose: float | None
-    ) -> tuple[Rows, bool]:
-        """One dimension within its limits; the same array where it is."""
-        before, passed = executed.before, executed.passed
-        if _keeps(dimension, wanted, before, passed, pose):
-            return wanted, True
-        start = _motion_after(dimension, [*before, *passed], sum(passed), pose)
-        limit = steps_within if dimension.relative else rows_within
-        rest, continued = limit(wanted[len(passed) :].tolist(), start, dimension.bounds)
-        return np.array([*passed, *rest]), continued
-
-    def _exceeded(
-        self, dimension: Dimension, wanted: Rows, executed: _ExecutedDimension, pose: float | None
-    ) -> list[tuple[LimitKind, float]]:
-        """The limits that a chunk exceeds from the delay on, and by how much at most, per second."""
-        before, passed = executed.before, executed.passed
-        excesses = _excesses(dimension, [*before, *passed], wanted[len(passed) :], sum(passed), pose)
-        return [(kind, excess / self._step_s ** _ORDERS.get(kind, 0)) for kind, excess in excesses.items()]
 
     def _score(self, chunk: Rows, values: Rows, plan: ExecutedRows | None) -> Candidate:
         """The scores of a candidate; the greatest number there is where it is not finite."""
@@ -260,17 +233,29 @@ class Trajectory:
         return Candidate(score=score, distance=distance, roughness=roughness, beyond=beyond)
 
 
-def _executed(dimension: Dimension, plan: ExecutedRows) -> _ExecutedDimension:
-    passed = plan.actions[: plan.delay, dimension.index]
-    return _ExecutedDimension(before=plan.before[:, dimension.index].tolist(), passed=passed.tolist())
-
-
-def _resting(dimension: Dimension, pose: float | None, delay: int, horizon: int) -> _ExecutedDimension:
-    """A robot at rest for the delay. At least one row remains in which it can move."""
-    rows = min(delay, horizon - 1)
+def _executed(
+    dimension: Dimension, plan: ExecutedRows | None, pose: float | None, rest: int
+) -> tuple[list[float], list[float]]:
+    """The rows in execution, those before the capture and those up to the delay; without a plan those of a robot at
+    rest for `rest` rows, after which at least one remains in which it can move."""
+    if plan is not None:
+        passed = plan.actions[: plan.delay, dimension.index]
+        return plan.before[:, dimension.index].tolist(), passed.tolist()
     if dimension.relative:
-        return _ExecutedDimension(before=[], passed=[0.0] * rows)
-    return _ExecutedDimension(before=[], passed=[] if pose is None else [pose] * rows)
+        return [], [0.0] * rest
+    return [], [] if pose is None else [pose] * rest
+
+
+def _column(
+    dimension: Dimension, wanted: Rows, before: list[float], passed: list[float], pose: float | None
+) -> tuple[Rows, bool]:
+    """One dimension within its limits, the same array where it is; False where the motion could not be continued."""
+    if _keeps(dimension, wanted, before, passed, pose):
+        return wanted, True
+    start = _motion_after(dimension, [*before, *passed], sum(passed), pose)
+    limit = steps_within if dimension.relative else rows_within
+    rest, continued = limit(wanted[len(passed) :].tolist(), start, dimension.bounds)
+    return np.array([*passed, *rest]), continued
 
 
 def _motion_after(dimension: Dimension, rows: Sequence[float], moved: float, pose: float | None) -> MotionState:
