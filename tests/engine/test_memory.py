@@ -36,8 +36,7 @@ from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.published import PublishedOpenVLA, count_weights
+from edgeflow.policies.openvla.policy import OpenVLAPolicy, PublishedOpenVLA, count_weights
 from edgeflow.service.observe.health import HealthState
 from edgeflow.service.status import ServiceStatus
 from edgeflow.worker import build
@@ -145,7 +144,9 @@ def test_slots_are_sized_from_what_is_free(checkpoint: str, monkeypatch: pytest.
     assert plenty.engine.capacity == 4 + 128 + 7, "an instruction has no more tokens than it may"
     assert plenty.engine.kv.capacity == rounded_capacity(4 + 128 + 7) > plenty.engine.capacity
     assert plenty.memory.startswith("KV: 8 sessions x 7 slots x 144 positions = ")
-    footprint = PublishedOpenVLA(Path(checkpoint), center_crop=False).footprint(torch.float32)
+    footprint = PublishedOpenVLA(Path(checkpoint), center_crop=False, kv_format=DENSE, control_rate_hz=0.0).footprint(
+        torch.float32
+    )
     need = build.kv_need(config, footprint, CPU)
     monkeypatch.setattr(build, "free_bytes", lambda device: need.total_bytes(4) - 1)
     assert build_engine(config).limits.max_sessions == 3
@@ -153,7 +154,7 @@ def test_slots_are_sized_from_what_is_free(checkpoint: str, monkeypatch: pytest.
 
 
 def test_too_many_are_rejected_before_anything_is_loaded(checkpoint: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(OpenVLAPolicy, "__init__", lambda *_, **__: pytest.fail("the weights were loaded"))
     monkeypatch.setattr(build, "free_bytes", lambda device: FIXED_BYTES["cpu"])
     with pytest.raises(ConfigError, match=r"max_sessions: 4 sessions need .* are free beside the weights: lower"):
         build_engine(ServiceConfig(model=checkpoint, device="cpu", max_sessions=4))

@@ -25,8 +25,7 @@ from edgeflow.ipc.messages import (
     WorkerFailed,
     WorkerReady,
 )
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
-from edgeflow.policies.openvla.published import PublishedOpenVLA
+from edgeflow.policies.openvla.policy import OpenVLAPolicy, PublishedOpenVLA
 from edgeflow.text.weight_files import INDEX_FILE
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import CheckpointError, ConfigError

@@ -52,7 +52,7 @@ def _kv(settings: Settings) -> KVName:
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.kernels.kv.formats import CONFIGURED
     from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
-    from edgeflow.policies.openvla.published import PublishedOpenVLA
+    from edgeflow.policies.openvla.policy import PublishedOpenVLA
 
     _check(directory, settings)
     kind = StaticOpenVLACheckpoint if is_artifact(directory) else PublishedOpenVLA

@@ -5,7 +5,7 @@ Published source: OpenVLA's prismatic/extern/hf/modeling_prismatic.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,20 +16,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.policy import PreparedFrame, Vectors
-from edgeflow.kernels.kv.formats import DENSE, KVFormat
+from edgeflow.engine.memory import activation_bytes, written_bytes
+from edgeflow.engine.placement import check_kv
+from edgeflow.engine.policy import Footprint, Placement, PreparedFrame, Vectors
+from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.models.checkpoint import Weights
+from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.tokens import ActionDecoder, Prompter
-from edgeflow.policies.tensors import pixels
+from edgeflow.policies.tensors import WeightNumbers, pixels
+from edgeflow_client.errors import CheckpointError
 from edgeflow_client.types import ActionSchema
 
 PROMPTS = 64  # instructions whose ids are kept
+_BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
+_PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
 
 
 class OpenVLAFrames:
@@ -116,16 +121,12 @@ class OpenVLAPolicy(OpenVLAFrames):
         device: torch.device,
         *,
         center_crop: bool = False,
-        control_rate_hz: float = 0.0,
         **decoder_options: Any,
     ) -> OpenVLAPolicy:
-        """The policy of a checkpoint directory; CheckpointError says what is wrong with it.
-
-        control_rate_hz: as in load_config.
-        """
-        config = load_config(Path(path), center_crop=center_crop, control_rate_hz=control_rate_hz)
-        prompter = Prompter(Path(path), vicuna=config.vicuna_prompt)
-        return cls(config, Weights(Path(path), dtype, device), prompter, **decoder_options)
+        """The policy of a checkpoint directory; CheckpointError says what is wrong with it."""
+        config = load_config(path, center_crop=center_crop)
+        prompter = Prompter(path, vicuna=config.vicuna_prompt)
+        return cls(config, Weights(path, dtype, device), prompter, **decoder_options)
 
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, side, side] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
@@ -136,3 +137,61 @@ class OpenVLAPolicy(OpenVLAFrames):
     def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
         """`embed_rows` for prompts on the host."""
         return self.embed_rows(pixel_values, [on_device(prompt, self.device) for prompt in ids])
+
+
+def count_weights(directory: Path, config: OpenVLAConfig) -> tuple[WeightNumbers, int]:
+    """The weights of a checkpoint, by the headers of its files, and the rows of a prefill that an image takes.
+
+    CheckpointError where it has no vision tower.
+    """
+    shapes = tensor_shapes(directory)
+    if _PATCH not in shapes:
+        raise CheckpointError(f"{directory}: {_PATCH} is missing: download the checkpoint again")
+    unused = tuple(prefix + f"{_last_block(shapes, prefix)}." for prefix in _BLOCKS)
+    weights = WeightNumbers.of(shapes, decoder=("language_model.",), floats=(), unused=unused)
+    return weights, (config.image.side // shapes[_PATCH][-1]) ** 2
+
+
+def _last_block(shapes: Mapping[str, object], prefix: str) -> int:
+    """The index of a tower's last block, which is never run: features are the second-to-last block's output."""
+    return max((int(name.removeprefix(prefix).split(".")[0]) for name in shapes if name.startswith(prefix)), default=0)
+
+
+class PublishedOpenVLA:
+    """A checkpoint whose configuration has been read (engine/policy.Published)."""
+
+    def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat, control_rate_hz: float) -> None:
+        self._directory = directory
+        self._kv_format = kv_format
+        self._config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
+        self.unnorm_keys = tuple(self._config.statistics)
+
+    def footprint(self, dtype: torch.dtype) -> Footprint:
+        """Memory of the policy; CheckpointError where the checkpoint has no vision tower."""
+        text, stages = self._config.text, self._config.action_width
+        weights, image_tokens = count_weights(self._directory, self._config)
+        kv = text.kv_shape(dtype)
+        return Footprint(
+            decoder=weights.decoder,
+            other=weights.others,
+            quantised=weights.quantised,
+            slots=stages,
+            kv=kv,
+            kv_format=self._kv_format,
+            positions=image_tokens + stages,
+            row_bytes=activation_bytes(text, 1, dtype) + written_bytes(self._kv_format, kv, rows=1),
+            graphs=True,
+        )
+
+    def load(self, placement: Placement) -> OpenVLAPolicy:
+        check_kv(self._kv_format, placement.device, section="policy.")
+        check_action_tokens("policy.kv", self._kv_format, self._config.action_width)
+        prompter = Prompter(self._directory, vicuna=self._config.vicuna_prompt)
+        return OpenVLAPolicy(
+            self._config,
+            Weights(self._directory, placement.dtype, placement.device),
+            prompter,
+            kv_format=self._kv_format,
+            table=placement.table,
+            preprocess_on_device=placement.preprocess_on_device,
+        )

@@ -20,8 +20,8 @@ from edgeflow.models.checkpoint import Weights
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
 from edgeflow.policies.openvla.network import OpenVLAVision
+from edgeflow.policies.openvla.policy import count_weights
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
-from edgeflow.policies.openvla.published import count_weights
 from edgeflow.policies.openvla.tokens import SEVEN, SEVEN_UNITS, Prompter, bin_centers, of_dataset
 from edgeflow.policies.openvla_oft.config import STATE, OFTCheckpoint, OFTSettings, TrainingStatistics
 from edgeflow.policies.openvla_oft.network import (

@@ -171,7 +171,7 @@ def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
 def test_a_format_that_cannot_serve_is_rejected_before_a_weight_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv: str, told: str
 ):
-    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(OpenVLAPolicy, "__init__", lambda *_, **__: pytest.fail("the weights were loaded"))
     path = write_checkpoint(tmp_path, TinySize(actions=33))
     with pytest.raises(ConfigError, match=rf"policy\.kv: {told}"):
         build_engine(ServiceConfig(model=str(path), device="cpu", policy={"kv": kv}))
@@ -180,7 +180,7 @@ def test_a_format_that_cannot_serve_is_rejected_before_a_weight_is_loaded(
 def test_too_many_action_tokens_for_int4_are_rejected_before_weights_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(OpenVLAPolicy, "load", lambda *_, **__: pytest.fail("the weights were loaded"))
+    monkeypatch.setattr(OpenVLAPolicy, "__init__", lambda *_, **__: pytest.fail("the weights were loaded"))
     path = write_checkpoint(tmp_path, TinySize(actions=33))
     with pytest.raises(ConfigError, match=r"^kv: int4 serves at most 32 action tokens, this checkpoint has 33"):
         verify_checkpoint(path, [], lambda *_: None, kv="int4", family="openvla")
