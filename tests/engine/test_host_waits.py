@@ -25,6 +25,7 @@ from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
+from tests.engine.chat.constrained import constrained, under
 from tests.engine.control.test_lossless import make_frames
 from tests.engine.recorded_graphs import READS_ON_THE_HOST, record
 from tests.random_gates import random_gate
@@ -166,9 +167,9 @@ def test_a_grammar_adds_no_host_read_and_no_copy(model: ChatModel, name: str, gr
     """Each token is collected before the next pass: the grammar must know it."""
     engine = engine_of(model, graphs=graphs)
     even = EvenOnHost(model.config.vocab_size)
-    generation = Generation(engine, model.text_prompt("abcdefgh"), PARAMS[name], ignore_stop=True, constraint=even)
+    generation = constrained(engine, model.text_prompt("abcdefgh"), PARAMS[name], ignore_stop=True)
     with HostTraffic(monkeypatch) as watched:
-        list(generate(engine, generation, 16))
+        list(under(even, engine, generation, 16))
     assert len(generation.tokens) == 8 and not any(token % 2 for token in generation.tokens)
     assert watched.between_launches() == [Counter({COPIED: 1, COLLECT: 1})] * 8
 

@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine, PromptSource
-from edgeflow.engine.chat.grammar import Grammar
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import Sampled
@@ -46,7 +44,6 @@ class Generation:
         known: int = 0,
         prefix: int = 0,
         ignore_stop: bool = False,
-        constraint: Grammar | None = None,
     ) -> None:
         tokens = most_tokens(prompt, params, engine.kv.positions)
         stop_ids = frozenset[int]() if ignore_stop else engine.model.stop_ids
@@ -58,10 +55,9 @@ class Generation:
             tokens=tokens,
             stop_ids=stop_ids,
             route=engine.placement.route(prefix),
-            rule=engine.rule(constrained=constraint is not None),
+            rule=engine.rule(),
         )
         self.source = PromptSource(engine.model, prompt)
-        self.constraint = constraint
         self.tokens: list[int] = []
         engine.begin(slot, params, prompt, known=known)
 
@@ -93,13 +89,12 @@ def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) 
 
 def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator[Sampled[int] | None]:
     """Run a request by itself, as the worker does; one item per pass: tokens, or None for a chunk of the prompt."""
-    ahead = engine.launch_ahead if generation.constraint is None else 0
     running: deque[Ticket[int]] = deque()
     while generation.finish is None:
         launched = _launch(engine, [generation], chunk)
         if launched is not None:
             running.append(launched)
-        while len(running) > (ahead if launched is not None else 0) and generation.finish is None:
+        while len(running) > (engine.launch_ahead if launched is not None else 0) and generation.finish is None:
             (step,) = _commit(engine, running.popleft(), [generation])
             yield step.sampled
 
@@ -110,16 +105,8 @@ def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -
     segments = sorted((each for each in planned if each is not None), key=lambda each: each.stage > 0)
     if not segments:
         return None
-    owners = {each.plan.slot: each for each in generations}
-    masks = [owners[each.slot].constraint for each in segments if each.samples]
-    waits = any(mask is not None for mask in masks)
-    sources = {slot: each.source for slot, each in owners.items()}
-    ticket = engine.launch(Pass(0, tuple(segments)), sources, waits=waits)
-    if waits:
-        anything = torch.ones(1, engine.model.config.vocab_size, dtype=torch.bool, device=engine.model.device)
-        allowed = [anything if mask is None else mask.allowed() for mask in masks]
-        ticket = engine.sample(ticket, torch.cat(allowed))
-    return ticket
+    sources = {each.plan.slot: each.source for each in generations}
+    return engine.launch(Pass(0, tuple(segments)), sources)
 
 
 def _commit(engine: ChatEngine, ticket: Ticket[int], generations: Sequence[Generation]) -> list[RequestStep]:
@@ -137,8 +124,6 @@ def _commit(engine: ChatEngine, ticket: Ticket[int], generations: Sequence[Gener
 def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> RequestStep:
     tokens = generation.plan.commit(outcome)
     generation.tokens += tokens
-    if generation.constraint is not None and tokens and generation.finish is None:
-        generation.constraint.accept(tokens, outcome.drafts)
     kept = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
     return RequestStep(kept if tokens else None, logits)
 

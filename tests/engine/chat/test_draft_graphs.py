@@ -22,6 +22,7 @@ from edgeflow.lab.verify.comparison import NEAR_TIES
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import write_chat_checkpoint
+from tests.engine.chat.constrained import constrained, under
 from tests.engine.chat.test_generate import CPU, engine_of
 from tests.engine.chat.test_graphs import Replays, eager_passes, shapes_of
 from tests.engine.chat.tiny_drafts import KINDS, ON_THE_DEVICE, TREE, kind_of
@@ -98,10 +99,10 @@ def drafting(
 
 
 def answered(engine: ChatEngine, text: str, params: SamplingParams, *, even: bool = False) -> Generation:
-    constraint = EvenInDrafts(engine.model.config.vocab_size) if even else None
     prompt = engine.model.text_prompt(text)
-    generation = Generation(engine, prompt, params, ignore_stop=True, constraint=constraint)
-    list(generate(engine, generation, CHUNK))
+    generation = (constrained if even else Generation)(engine, prompt, params, ignore_stop=True)
+    vocabulary = engine.model.config.vocab_size
+    list(under(EvenInDrafts(vocabulary), engine, generation, CHUNK) if even else generate(engine, generation, CHUNK))
     return generation
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -236,42 +235,6 @@ def test_logits_that_are_not_finite_are_reported(model: ChatModel, bad: float, t
     generation = Generation(engine, model.text_prompt("abc"), SamplingParams(max_tokens=2, temperature=temperature))
     with pytest.raises(WorkerError, match="not finite"):
         list(generate(engine, generation, 9))
-
-
-class EveryThirdAfter:
-    """A constraint that allows every third token from some id on, another one after each token."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.accepted: list[int] = []
-
-    def allowed(self) -> torch.Tensor:
-        return (torch.arange(VOCAB) % 3 == (self.first + len(self.accepted)) % 3)[None]
-
-    def accept(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> None:
-        self.accepted += tokens
-
-
-@pytest.mark.parametrize("chunk", [2, 50])
-def test_a_constraint_is_that_of_its_request_in_a_shared_pass(model: ChatModel, chunk: int):
-    """Requests with constraints and without, of which some are still in their prompts."""
-    texts, constraints = ["abcdefg", "c", "hello"], [EveryThirdAfter(0), None, EveryThirdAfter(1)]
-    prompts = [prompt_of(model, text) for text in texts]
-    engine = engine_of(model, 3)
-    together = [
-        Generation(engine, prompt, GREEDY, slot, ignore_stop=True, constraint=constraint)
-        for slot, (prompt, constraint) in enumerate(zip(prompts, constraints, strict=True))
-    ]
-    while busy := [each for each in together if each.finish is None]:
-        run_pass(engine, busy, chunk)
-    for generation, prompt, first in zip(together, prompts, (0, None, 1), strict=True):
-        engine, constraint = engine_of(model), EveryThirdAfter(first) if first is not None else None
-        alone = Generation(engine, prompt, GREEDY, ignore_stop=True, constraint=constraint)
-        list(generate(engine, alone, chunk))
-        assert generation.tokens == alone.tokens
-        if constraint is not None:
-            assert constraint.accepted == alone.tokens[:-1], "nothing follows the last token"
-            assert [token % 3 for token in alone.tokens] == [(first + at) % 3 for at in range(6)]
 
 
 def test_a_prompt_that_does_not_fit_is_reported(model: ChatModel):

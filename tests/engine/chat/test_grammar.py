@@ -36,6 +36,7 @@ from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import InvalidArgument, RequestError, Unavailable
 from tests.chat_checkpoint import END
+from tests.engine.chat.constrained import constrained, under
 from tests.engine.chat.test_loop import request_of
 
 CAPACITY = 400
@@ -72,8 +73,8 @@ def answer(model: ChatModel, grammars: Grammars, schema: Any, **params: Any) -> 
     prompt = model.text_prompt("go")
     engine = ChatEngine(model, model.decoder.kv_slots(1, CAPACITY))
     settings = SamplingParams(**{"max_tokens": 390, **params})
-    generation = Generation(engine, prompt, settings, constraint=compiled(grammars, schema))
-    sampled = [each for each in generate(engine, generation, 100) if each is not None]
+    generation = constrained(engine, prompt, settings)
+    sampled = list(under(compiled(grammars, schema), engine, generation, 100))
     assert generation.finish is not None
     return model.tokenizer.decode(generation.tokens), generation.finish.value, sampled
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from edgeflow.engine.chat.generate import Generation, generate
+from edgeflow.engine.chat.generate import Generation
 from edgeflow.engine.chat.grammar import Grammars
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.scheduler.plan import DraftForm
 from tests.chat_checkpoint import VOCAB
+from tests.engine.chat.constrained import constrained, under
 from tests.engine.drafts.drafters import CPU, Knowing, eagle, eagle_head, engine_of, taught
 from tests.engine.drafts.varied_models import varied_model
 
@@ -45,13 +46,13 @@ def grammars(model: ChatModel) -> Grammars:
     return Grammars(model.tokenizer, VOCAB, model.stop_ids, CPU)
 
 
-def constrained(
+def answered(
     model: ChatModel, constraint: Any, params: SamplingParams, kind: DraftKind | None = None, chunk: int = 50
 ) -> tuple[Generation, int]:
     """An answer, and the passes that gave its tokens."""
     engine = engine_of(model, kind, capacity=128)
-    generation = Generation(engine, model.text_prompt("the cup is"), params, constraint=constraint)
-    return generation, sum(each is not None for each in generate(engine, generation, chunk))
+    generation = constrained(engine, model.text_prompt("the cup is"), params)
+    return generation, len(list(under(constraint, engine, generation, chunk)))
 
 
 @pytest.mark.parametrize("params", PARAMS, ids=["greedy", "drawn", "penalised"])
@@ -66,7 +67,7 @@ def test_tokens_are_those_without_drafts(
     def compiled() -> Any:
         return grammars.compile(json.dumps(SCHEMA)).result(30)
 
-    plain, plain_passes = constrained(model, compiled(), params)
+    plain, plain_passes = answered(model, compiled(), params)
     assert plain_passes == len(plain.tokens)
     if params.max_tokens > 20:
         assert len(json.loads(model.tokenizer.decode(plain.tokens[:-1]))["items"]) >= 2
@@ -80,7 +81,7 @@ def test_tokens_are_those_without_drafts(
                 taught(kind, prompt, plain.tokens)
             grammars._thread.submit(int).result(30)
             asked.clear()
-            found, passes = constrained(model, compiled(), params, kind, chunk)
+            found, passes = answered(model, compiled(), params, kind, chunk)
             assert found.tokens == plain.tokens, (kind, chunk)
             assert found.plan.finish is plain.plan.finish
             grammars._thread.submit(int).result(30)  # what was asked last is asked by now
@@ -119,9 +120,9 @@ class EveryThirdFrom:
 def test_no_draft_is_accepted_after_the_last_mask(model: ChatModel, most: int):
     """What follows it is constrained too."""
     params = SamplingParams(max_tokens=40)
-    plain, _ = constrained(model, EveryThirdFrom(0), params)
+    plain, _ = answered(model, EveryThirdFrom(0), params)
     kind = Knowing(form=DraftForm.CHAIN, rows=9, sure=0.95, fixed=True)
     taught(kind, model.text_prompt("the cup is"), plain.tokens)
-    found, passes = constrained(model, EveryThirdFrom(most), params, kind)
+    found, passes = answered(model, EveryThirdFrom(most), params, kind)
     assert found.tokens == plain.tokens
     assert (passes < len(plain.tokens) - 10) == (most > 0)
