@@ -66,10 +66,6 @@ class Generation:
         """The reason the answer ended; None while it goes on."""
         return self.plan.finish
 
-    def stop(self) -> None:
-        """End the answer: its text has met a stop string."""
-        self.plan.finish = Finish.STOP
-
 
 @dataclass(frozen=True, slots=True)
 class RequestStep:
