@@ -127,22 +127,16 @@ def load_config(directory: Path) -> ACTConfig:
 
 def _horizon(values: Fields, chunk: int, action: int) -> int:
     """Actions of an answer: n_action_steps, or all where they are ensembled, for which that number has to be 1."""
-    key, horizon = _answer(values, chunk)
+    steps = values.size("n_action_steps", chunk)
+    if steps > chunk:
+        raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")
+    ensembled = "temporal_ensemble_coeff" in values or "n_action_steps" not in values
+    key, horizon = ("chunk_size", chunk) if ensembled else ("n_action_steps", steps)
     try:
         check_chunk(horizon, action)
     except ValueError as error:
         raise CheckpointError(f"{values.name(key)} is {horizon}: {error}") from None
     return horizon
-
-
-def _answer(values: Fields, chunk: int) -> tuple[str, int]:
-    """The key with the number of actions of an answer, and this number."""
-    steps = values.size("n_action_steps", chunk)
-    if steps > chunk:
-        raise CheckpointError(f"{values.name('n_action_steps')} is {steps}; served: at most chunk_size, {chunk}")
-    if "temporal_ensemble_coeff" in values or "n_action_steps" not in values:
-        return "chunk_size", chunk
-    return "n_action_steps", steps
 
 
 class ACTSettings(BaseModel):
