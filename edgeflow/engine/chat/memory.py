@@ -309,10 +309,6 @@ def _pass_bytes(
     return common + chunk * text.num_attention_heads * of_a_head + fold
 
 
-SCALE_BYTES = torch.float32.itemsize
-"""Bytes of the scale that an output in 8 bits has."""
-
-
 def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.device, head: str = FLOAT) -> int:
     """The memory of a checkpoint's loaded weights in bytes; `auto`: the larger of its choices.
 
@@ -332,7 +328,7 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
     held = sum(quantised.values())
     if head == Int8Weight.format:
         floats -= of_head
-        held += of_head + text.vocab_size * SCALE_BYTES
+        held += of_head + text.vocab_size * FLOAT_BYTES
     packs = device.type == "cpu" and dtype in packed_dtypes()
     apart = of_head if head == FLOAT and text.tie_word_embeddings else 0
     plain = held + (floats + apart * packs) * dtype.itemsize

@@ -121,7 +121,10 @@ def _gain(weights: str, shape: ModelShape, dtype: torch.dtype, device: torch.dev
     calls = {}
     for name, table in tables.items():
         makes = [_chosen(table, each, shape.family, dtype, device) for each in products]
-        planned = [[_bound(make, *given) for make, given in zip(makes, layer, strict=True)] for layer in layers]
+        planned = [
+            [partial(make(weight, None), row) for make, (weight, row) in zip(makes, layer, strict=True)]
+            for layer in layers
+        ]
         calls[name] = rotating([partial(_run_all, layer) for layer in planned])
     times = median_us(calls, device, SAMPLES)
     return times["exact"] / times["other"]
@@ -143,10 +146,6 @@ def _chosen(
     _, shape_sig = SIGNATURES["linear"](weight, None, 1)
     key = OperatorKey(op_name="linear", model_name=family, layer_role=product.role, stage="decode", shape_sig=shape_sig)
     return table.choose(key, Hardware.of(device), dtype).load()
-
-
-def _bound(make: Callable[..., Any], weight: FloatWeight, row: Tensor) -> Callable[[], object]:
-    return partial(make(weight, None), row)
 
 
 def _run_all(calls: Sequence[Callable[[], object]]) -> None:
