@@ -59,8 +59,8 @@ def chat(
     given: Settings = [],  # noqa: B006 - typer reads it
 ) -> None:
     """Chat with a model in the terminal; Ctrl-D ends the conversation."""
+    from edgeflow.commands.conversation import converse, open_conversation, read_text
     from edgeflow.config.service import load_config
-    from edgeflow.engine.chat.terminal import converse, open_conversation, read_text
 
     if system_file is not None:
         if system:

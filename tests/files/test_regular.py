@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgeflow.commands.conversation import read_text
 from edgeflow.config.service import load_config
-from edgeflow.engine.chat.terminal import read_text
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.kernels.table.overlay import read_overlay
 from edgeflow.lab.verify.bundle import read_image

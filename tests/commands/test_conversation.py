@@ -13,10 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgeflow.config.chat import ChatConfig, LongConfig
-from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, generate
-from edgeflow.engine.chat.terminal import (
+from edgeflow.commands.conversation import (
     MAX_TEXT_BYTES,
     AnswerTimes,
     ChatSession,
@@ -24,6 +21,9 @@ from edgeflow.engine.chat.terminal import (
     open_conversation,
     read_text,
 )
+from edgeflow.config.chat import ChatConfig, LongConfig
+from edgeflow.engine.chat.engine import ChatEngine
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.training.gate.gate_files import write_gate
@@ -36,12 +36,14 @@ from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_long import gate_for
 
 CPU = torch.device("cpu")
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
-def model(chat_directory) -> ChatModel:
-    return load_chat_model(chat_directory, torch.float32, CPU)
+def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    directory = tmp_path_factory.mktemp("chat")
+    write_chat_checkpoint(directory, "qwen2")
+    return load_chat_model(directory, torch.float32, CPU)
 
 
 def conversation(model: ChatModel, capacity: int = 200, max_tokens: int = 6, system: str = "") -> ChatSession:
