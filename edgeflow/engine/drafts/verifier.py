@@ -73,7 +73,9 @@ class DraftVerifier:
             verify = self._verify_tree if read.form is DraftForm.TREE else self._verify_chain
             read, rows = verify(read, choose)
         else:
-            read, rows = self._continue(read, choose)
+            places = read.firsts + read.counts
+            rows = choose(read.slots, places, None)  # a token from the last row of each segment
+            self._state.ids[read.slots, places] = rows.ids
         verified = read.counts if ran.is_verification else torch.ones_like(read.counts)
         finite = rows.finite.view(len(verified), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
@@ -85,13 +87,6 @@ class DraftVerifier:
         found = self._drafter.draft(read)
         standing = read.slots.new_empty(len(verified), 0) if allowed is None else self._standing(read)
         return drafted_lines(rows, sound, verified, found, standing)
-
-    def _continue(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
-        """Sample one token from the last row of each segment."""
-        places = read.firsts + read.counts
-        rows = choose(read.slots, places, None)
-        self._state.ids[read.slots, places] = rows.ids
-        return read, rows
 
     def _verify_chain(self, read: ReadRows, choose: _Choose) -> tuple[ReadRows, SampledRows]:
         """Sample a token from every row; those up to the first that replaces its draft are verified."""
