@@ -12,18 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_bytes, open_artifact, place_specs
-from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, is_artifact, kv_specs, spec
+from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, kv_specs, spec
 from edgeflow.artifacts.sessions import Runtime, load_sessions
 from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
 from edgeflow.engine.placement import check_host, check_prompt, check_text
-from edgeflow.engine.policy import Footprint, Placement, Published
+from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
 from edgeflow.policies.flow.policy import (
     UNNORM_KEYS,
     DenoisingPolicy,
     FlowArchitecture,
-    PublishedFlow,
     Texts,
     TokenizedTexts,
 )
@@ -174,9 +173,3 @@ class BucketTexts:
         rows = self._texts.most_rows(task)
         check_prompt(rows, self._most)
         return rows
-
-
-def published_flow(directory: Path, checkpoint: FlowCheckpoint[Any], architecture: FlowArchitecture[Any]) -> Published:
-    """The checkpoint or the artifact of a folder."""
-    kind = StaticFlow if is_artifact(directory) else PublishedFlow
-    return kind(directory, checkpoint, architecture)

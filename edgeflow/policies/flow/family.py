@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.policies.family import DENOISING_MODES, CheckpointFiles, Family, Settings, reject_crop
 from edgeflow.policies.flow.config import FlowCheckpoint
 
@@ -28,11 +29,13 @@ def flow_family(
         return files.config.get("type") == name
 
     def load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
-        from edgeflow.policies.flow.exported import published_flow
+        from edgeflow.policies.flow.exported import StaticFlow
+        from edgeflow.policies.flow.policy import PublishedFlow
 
         checkpoint = read_checkpoint(directory, settings)
         reject_crop(name, options)
-        return published_flow(directory, checkpoint, architecture_of(checkpoint.config))
+        kind = StaticFlow if is_artifact(directory) else PublishedFlow
+        return kind(directory, checkpoint, architecture_of(checkpoint.config))
 
     def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
         from edgeflow.engine.control.engine import flow_engine
