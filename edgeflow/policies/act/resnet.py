@@ -9,8 +9,6 @@ come from the checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,31 +36,24 @@ def map_side(pixels: int) -> int:
     return -(-pixels // STRIDE)
 
 
-@dataclass(frozen=True, slots=True)
 class _Convolution:
-    """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1."""
+    """A convolution and its normalisation, y * scale + shift; zeros around the image keep the side at stride 1.
 
-    kernel: Tensor
-    """[C', C, side, side]"""
-    scale: Tensor
-    """[C', 1, 1]"""
-    shift: Tensor
-    """[C', 1, 1]"""
-    stride: int
+    names: of the convolution and of its normalisation. shape: input channels and side of the kernel.
+    """
 
-    @classmethod
-    def of(
-        cls, weights: Weights, names: tuple[str, str], shape: tuple[int, int], stride: int, dtype: torch.dtype
-    ) -> _Convolution:
-        """names: of the convolution and of its normalisation. shape: input channels and side of the kernel."""
+    def __init__(
+        self, weights: Weights, names: tuple[str, str], shape: tuple[int, int], stride: int, dtype: torch.dtype
+    ) -> None:
         conv, norm = names
         inputs, side = shape
         kernel = weights.take(f"{conv}.weight", None, inputs, side, side)
         parts = ("weight", "bias", "running_mean", "running_var")
         gain, offset, mean, variance = (weights.take(f"{norm}.{part}", kernel.shape[0]) for part in parts)
         scale = gain * torch.rsqrt(variance + BATCH_NORM_EPS)
-        scale, shift = (each.to(dtype)[:, None, None] for each in (scale, offset - mean * scale))
-        return cls(kernel.to(dtype, memory_format=torch.channels_last), scale, shift, stride)
+        self.scale, self.shift = (each.to(dtype)[:, None, None] for each in (scale, offset - mean * scale))
+        self.kernel = kernel.to(dtype, memory_format=torch.channels_last)
+        self.stride = stride
 
     @property
     def outputs(self) -> int:
@@ -75,27 +66,25 @@ class _Convolution:
         return torch.addcmul(self.shift, y, self.scale, out=y)
 
 
-@dataclass(frozen=True, slots=True)
 class _ResidualBlock:
-    """Convolutions with a ReLU between them, added to the input, which `shortcut` brings to their shape."""
+    """Convolutions with a ReLU between them, added to the input, which `shortcut` brings to their shape.
 
-    convolutions: tuple[_Convolution, ...]
-    shortcut: _Convolution | None
+    weights: those below `layer<n>.<index>.`
+    """
 
-    @classmethod
-    def of(
-        cls, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype
-    ) -> _ResidualBlock:
-        """weights: those below `layer<n>.<index>.`"""
-        convolutions, channels, strided = [], inputs, 1 + kernels.index(3)  # the first of 3 x 3 takes the whole stride
+    def __init__(
+        self, weights: Weights, kernels: tuple[int, ...], inputs: int, stride: int, dtype: torch.dtype
+    ) -> None:
+        self.convolutions: list[_Convolution] = []
+        channels, strided = inputs, 1 + kernels.index(3)  # the first of 3 x 3 takes the whole stride
         for index, side in enumerate(kernels, start=1):
             names, step = (f"conv{index}", f"bn{index}"), stride if index == strided else 1
-            convolutions.append(_Convolution.of(weights, names, (channels, side), step, dtype))
-            channels = convolutions[-1].outputs
-        shortcut = None
+            self.convolutions.append(_Convolution(weights, names, (channels, side), step, dtype))
+            channels = self.outputs
+        self.shortcut: _Convolution | None = None
         if stride > 1 or channels != inputs:
-            shortcut = _Convolution.of(weights, ("downsample.0", "downsample.1"), (inputs, 1), stride, dtype)
-        return cls(tuple(convolutions), shortcut)
+            names = ("downsample.0", "downsample.1")
+            self.shortcut = _Convolution(weights, names, (inputs, 1), stride, dtype)
 
     @property
     def outputs(self) -> int:
@@ -114,14 +103,14 @@ class ResNet:
 
     def __init__(self, name: str, weights: Weights, dtype: torch.dtype) -> None:
         blocks, kernels = LAYOUTS[name]
-        self._stem = _Convolution.of(weights, ("conv1", "bn1"), (3, 7), 2, dtype)
+        self._stem = _Convolution(weights, ("conv1", "bn1"), (3, 7), 2, dtype)
         self._blocks: list[_ResidualBlock] = []
         self.channels = self._stem.outputs
         for layer, count in enumerate(blocks, start=1):
             for index in range(count):
                 stride = 2 if layer > 1 and index == 0 else 1
                 below = weights.under(f"layer{layer}.{index}.")
-                self._blocks.append(_ResidualBlock.of(below, kernels, self.channels, stride, dtype))
+                self._blocks.append(_ResidualBlock(below, kernels, self.channels, stride, dtype))
                 self.channels = self._blocks[-1].outputs
 
     def __call__(self, images: Tensor) -> Tensor:
