@@ -104,16 +104,11 @@ class OpenVLAOFTPolicy:
         images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
         if len({each.device for each in images}) > 1:  # one was too long for the device
             images = [placed(each, self.device) for each in images]
-        return OFTFrame(
-            torch.cat(images), self._prompt_ids(observation.instruction), self._state(observation.state.get(STATE, ()))
-        )
-
-    def _state(self, values: Sequence[float]) -> Tensor | None:
-        """[P] normalised; None for a policy without state."""
-        bounds = self._statistics.proprio
-        if bounds is None:
-            return None
-        return torch.from_numpy(bounds.normalised(np.asarray(values, np.float64))).float()
+        state, bounds = None, self._statistics.proprio
+        if bounds is not None:
+            values = np.asarray(observation.state.get(STATE, ()), np.float64)
+            state = torch.from_numpy(bounds.normalised(values)).float()
+        return OFTFrame(torch.cat(images), self._prompt_ids(observation.instruction), state)
 
     def prompt_tokens(self, frame: OFTFrame) -> int:
         """Tokens of the prompt."""
