@@ -79,8 +79,7 @@ class LookupDrafter:
     def width(self, form: DraftForm) -> int:  # noqa: ARG002 - there are only chains
         return 1 + self._drafts
 
-    def rows(self, form: DraftForm) -> int:  # noqa: ARG002
-        return 1 + self._drafts
+    rows = width
 
     def draft(self, read: ReadRows) -> Tensor:
         slots = read.slots
@@ -194,7 +193,7 @@ class EagleDrafter:
             rope_position=read.rope,
             sampled_rows=torch.arange(len(offset), device=device),
             samples=lengths,
-            places=_spans(read) if read.on_host else None,
+            places=tuple(map(Span, read.slots.tolist(), read.firsts.tolist(), lengths)) if read.on_host else None,
         ).sharing(read.whole, "verified rows")
         tokens = self._state.ids[slots, places + 1]
         feature = self._head.project(read.features)
@@ -206,8 +205,3 @@ class EagleDrafter:
 def _per_row(values: Tensor, lengths: Sequence[int]) -> Tensor:
     """Values of segments [S], repeated for each of their rows."""
     return torch.cat([value.expand(length) for value, length in zip(values.unbind(), lengths, strict=True)])
-
-
-def _spans(read: ReadRows) -> tuple[Span, ...]:
-    starts = zip(read.slots.tolist(), read.firsts.tolist(), read.lengths, strict=True)
-    return tuple(Span(*each) for each in starts)
