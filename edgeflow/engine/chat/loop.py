@@ -124,7 +124,9 @@ class ChatLoop:
     def busy(self) -> bool:
         """True when there is something to run; a request may wait for its images or its grammar."""
         if self.requests.first is not None:
-            return _ready(self._waiting[self.requests.first])
+            waiting = self._waiting[self.requests.first]
+            parts = () if isinstance(waiting, SetPrefix) else (waiting.prompt, waiting.grammar)
+            return all(each is None or each.done() for each in parts)
         return self._may_go_on
 
     def start(self, message: ChatStart) -> None:
@@ -346,13 +348,6 @@ class ChatLoop:
                 compressed=placement.compressed(folds),
             )
         )
-
-
-def _ready(waiting: _PlaneRequest | SetPrefix) -> bool:
-    """True when it can begin: its images are resized, its grammar is compiled."""
-    if isinstance(waiting, SetPrefix):
-        return True
-    return all(each is None or each.done() for each in (waiting.prompt, waiting.grammar))
 
 
 def _params(message: ChatStart) -> SamplingParams:
