@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,9 @@ class OfflineRun:
         counts = [0] * len(streams)
         while True:
             for session, source in enumerate(sources):
-                self._feed(session, source, counts)
+                if session not in self._waiting and (frame := next(source, None)) is not None:
+                    counts[session] += 1
+                    self.offer(session, counts[session], frame)
             launched = self.step()
             if launched is None:
                 return results
@@ -121,14 +123,6 @@ class OfflineRun:
             raise ValueError(f"frame {departures[0].frame} was superseded in an offline run")
         self._observations[ref] = frame
         self._waiting.add(session)
-
-    def _feed(self, session: int, source: Iterator[Any], counts: list[int]) -> None:
-        if session in self._waiting:
-            return
-        frame = next(source, None)
-        if frame is not None:
-            counts[session] += 1
-            self.offer(session, counts[session], frame)
 
 
 def program_of(engine: PassEngine) -> StageProgram:
