@@ -329,10 +329,6 @@ def _logprobs(bits: Sequence[int], tokens: int) -> list[TokenLogprobs]:
 
 def _of_token(bits: Sequence[int]) -> TokenLogprobs:
     best = len(bits) // 2
-    logprob, *others = map(_float, (bits[0], *bits[1 + best :]))
+    longs = bits[0], *bits[1 + best :]
+    logprob, *others = struct.unpack(f"<{len(longs)}d", struct.pack(f"<{len(longs)}q", *longs))
     return TokenLogprobs(logprob, tuple(zip(bits[1 : 1 + best], others, strict=True)))
-
-
-def _float(bits: int) -> float:
-    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
-    return value
