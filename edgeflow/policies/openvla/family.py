@@ -28,7 +28,7 @@ def _check(directory: Path, settings: Settings) -> None:
     others = settings.keys() - {"kv", RATE}
     if others:
         raise ConfigError(f"policy.{min(others)}: this family, openvla, has no such setting; it has kv and {RATE}")
-    if _kv(settings) not in get_args(KVName):
+    if settings.get("kv", "model") not in get_args(KVName):
         raise ConfigError(f"policy.kv: must be one of {', '.join(get_args(KVName))}, got {settings['kv']!r}")
     rate_hz = settings.get(RATE, 0.0)
     if isinstance(rate_hz, bool) or not isinstance(rate_hz, int | float) or not 0.0 <= rate_hz <= MAX_RATE_HZ:
@@ -43,12 +43,6 @@ def _check(directory: Path, settings: Settings) -> None:
     check_files(directory, *REQUIRED)
 
 
-def _kv(settings: Settings) -> KVName:
-    """The KV format by name, unchecked."""
-    name: KVName = settings.get("kv", "model")
-    return name
-
-
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
     from edgeflow.kernels.kv.formats import CONFIGURED
     from edgeflow.policies.openvla.exported import StaticOpenVLACheckpoint
@@ -59,7 +53,7 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     return kind(
         directory,
         center_crop=options.center_crop,
-        kv_format=CONFIGURED[_kv(settings)],
+        kv_format=CONFIGURED[settings.get("kv", "model")],
         control_rate_hz=float(settings.get(RATE, 0.0)),
     )
 
