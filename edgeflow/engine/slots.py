@@ -74,7 +74,9 @@ class SlotMemory:
         """Change a slot as a segment requires before its rows run."""
         sink, stop = self._rules.sink, self._rules.sink + self._rules.segment
         if before in (Before.FOLD, Before.FOLD_KEEPING):
-            self._add(slot, 0 if self._rules.with_sink else sink, stop)
+            first = 0 if self._rules.with_sink else sink
+            for index in range(len(self._kv.data)):
+                self._fold(self._kv.layer(index), slot, first, stop)
             self._folded[slot] += stop - sink
             _move_up(self._state.ids[slot], sink, stop)
         if before is Before.FOLD_KEEPING:
@@ -84,10 +86,6 @@ class SlotMemory:
             self._state.length[slot] -= stop - sink
         elif before is not Before.NOTHING:
             self._state.length[slot] = sink
-
-    def _add(self, slot: int, first: int, stop: int) -> None:
-        for index in range(len(self._kv.data)):
-            self._fold(self._kv.layer(index), slot, first, stop)
 
 
 def _move_up(lines: Tensor, target: int, source: int) -> None:

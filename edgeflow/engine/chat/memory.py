@@ -337,7 +337,9 @@ def weight_bytes(weights: str, path: Path, dtype: torch.dtype, device: torch.dev
         return plain
     if stored == Int8Weight.format:
         return plain + floats
-    converted = _projections(text) + (of_head if head == FLOAT else 0)
+    attention = sum(math.prod(shape) for shape in text.attention.linears.values())
+    projections = text.num_hidden_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
+    converted = projections + (of_head if head == FLOAT else 0)
     size = 1 if device.type == "cuda" else dtype.itemsize
     return held + (floats - converted + apart) * dtype.itemsize + converted * size
 
@@ -352,8 +354,3 @@ def _as_held(shapes: Mapping[str, tuple[int, ...]], text: LlamaConfig) -> dict[s
             del held[name]
             held[f"{module}.weight"] = shape
     return held
-
-
-def _projections(text: LlamaConfig) -> int:
-    attention = sum(math.prod(shape) for shape in text.attention.linears.values())
-    return text.num_hidden_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
