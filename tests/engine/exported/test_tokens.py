@@ -14,6 +14,7 @@ pytest.importorskip("onnx_ir")
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
+from edgeflow.engine.chat.engine import TextTokens
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.chat import ExportedTextNetwork
@@ -85,6 +86,11 @@ def test_an_exported_chat_model_answers_like_its_network_in_every_mode(models: t
         for (wanted, exact), (found, logits) in zip(run(asked), ChatModes(models[1]).all()[name](asked), strict=True):
             assert found == wanted, name
             assert max((a - b).abs().max().item() for a, b in zip(exact, logits, strict=True)) < CLOSE
+
+
+def test_a_prompt_reaches_the_graphs_as_integers(models: tuple[ChatModel, ChatModel]):
+    exact, static = (TextTokens(each).payload_bytes(3) for each in models)
+    assert (exact, static) == (3 * 4 * models[0].config.hidden_size, 3 * 8)
 
 
 def prompt(model: ChatModel, rows: int) -> TokenRows:
