@@ -31,6 +31,17 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def set_precision() -> None:
+    """Have CUDA's libraries compute in this process as `verify` checks it: convolutions in float32 without TF32, and
+    sums of half-precision products in float32.
+
+    In some shapes cuBLAS would add parts in the dtype of the outputs: an answer would depend on what shares its pass.
+    """
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
 def choose_graphs(name: str, device: torch.device, dtype: torch.dtype) -> bool:
     """True when passes are replayed as CUDA graphs; `auto`: on CUDA in half precision. `on` on a CPU: ConfigError."""
     if name == "on" and device.type != "cuda":

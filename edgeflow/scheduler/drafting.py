@@ -33,11 +33,17 @@ class DraftRule:
     deepest: int = 0
     """Most rows on a path, which is what a verification can yield; 0 for all of them."""
     row_permille: int = 0
-    """The time of one more row, per mille of a pass of one."""
+    """The time of one more row at the start of the slot, per mille of a pass of one."""
+    row_growth: int = 0
+    """How much more it is at the last of these places; it may be less than 0."""
 
     def most_tokens(self, rows: int) -> int:
         """The most tokens that a verification of so many rows yields."""
         return min(rows, self.deepest or rows)
+
+    def permille_at(self, place: int) -> int:
+        """The time of one more row at a place below `places`, per mille of a pass of one there."""
+        return self.row_permille + self.row_growth * place // self.places
 
 
 UNDRAFTED = DraftRule()
@@ -141,9 +147,10 @@ class Drafts:
         most = min(standing, ahead, rows - 1, rule.places - place - 1)
         if left <= 0 or most <= 0:
             return 0
+        row_permille = rule.permille_at(place)
         if rule.form is DraftForm.TREE:
-            return most if self.acceptance.pays(rule.most_tokens(1 + most) - 1, most, rule.row_permille) else 0
-        return self.acceptance.worthwhile(min(most, left), rule.row_permille)
+            return most if self.acceptance.pays(rule.most_tokens(1 + most) - 1, most, row_permille) else 0
+        return self.acceptance.worthwhile(min(most, left), row_permille)
 
     def launched(self, rows: int) -> None:
         """Record a pass of so many rows that gives tokens."""

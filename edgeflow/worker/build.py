@@ -19,6 +19,7 @@ from edgeflow.engine.placement import (
     device_name,
     operator_table,
     runtime_of,
+    set_precision,
 )
 from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
 from edgeflow.kernels.kv.formats import DENSE
@@ -56,7 +57,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     """
     device = choose_device(config.device)
     torch.set_num_threads(config.threads or 1)
-    torch.backends.cudnn.allow_tf32 = False  # convolutions in float32 are exact, as matrices are and `verify` checks
+    set_precision()
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
     family = family_of(path, config.policy.family)

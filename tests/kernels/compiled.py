@@ -32,11 +32,13 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.trials import cases, kv_cases
 from edgeflow.lab.trials.cases import Heads, TrialCase
-from edgeflow.lab.trials.visibility import tree_of_drafts, window
+from edgeflow.lab.trials.visibility import bidirectional_suffix, tree_of_drafts, window
 
 CPU = torch.device("cpu")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 SPANS = [Span(0, 0, 70), Span(1, 600, 1)]
+STEP = [Span(0, 828, 50)]
+"""A step of pi0 behind its prefix; its heads are 256 wide, and read by all queries."""
 WIDE_LOAD = re.compile(r"cp\.async\.cg\.shared\.global .*, 0x10,")
 """An asynchronous load of 16 bytes per thread."""
 WIDTHS = {87: (64, 72, 128, 256), 89: (), 90: (128,)}
@@ -91,6 +93,7 @@ def real_cases(arch: int, widths: tuple[int, ...], *, every: bool) -> Iterator[T
         return
     yield kv_cases.attention_int4(SPANS, Heads(14, 2, 128))
     yield from seen_cases([window(span, 32, 4) for span in SPANS], int8=every or arch == 87)
+    yield cases.packed_attention(STEP, Heads(8, 1, 256), 1, [bidirectional_suffix(STEP[0], 50)])
 
 
 def seen_cases(visibility: list[Visibility], *, int8: bool) -> Iterator[TrialCase]:

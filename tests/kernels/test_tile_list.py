@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles, parts_of
+from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles, large_parts_of, parts_of
 
 CPU = torch.device("cpu")
 H100 = 132
@@ -39,15 +39,15 @@ def test_every_row_is_attended_once_per_part(lengths: list[int], group: int, spl
     assert all(stop == first for (_, stop), (first, _) in pairwise(covered))
     for same in by_first.values():
         assert sorted(tile[2] for tile in same) == list(range(same[0][3])), "every part, once"
-    written = sorted(tile[4] + tile[2] for tile in made.attended.tolist() if tile[3] > 1)
-    assert written == list(range(made.parts)), "no two parts share their place"
-    assert [tile[0] for tile in made.joins.tolist()] == sorted(
-        {tile[0] for tile in made.attended.tolist() if tile[3] > 1}
-    )
+    split = [tile for tile in made.attended.tolist() if tile[3] > 1]
+    numbers = [(tile[4] + tile[2] * 4 * tile[1] * group, 4 * tile[1] * group) for tile in split]  # first line and lines
+    written = [line for first, count in numbers for line in range(first, first + count)]
+    assert written == list(range(made.lines)), "no two parts share their place"
+    assert made.joins.tolist() == [tile for tile in split if tile[2] == 0]
     ends = set(accumulate(length for length in lengths))
     for tile in made.attended[made.large :].tolist():
         assert tile[1] * group <= SMALL and tile[0] + tile[1] in ends
-    assert sum(tile[1] for tile in made.attended[: made.large].tolist()) == sum(
+    assert sum(tile[1] for tile in made.attended[: made.large].tolist() if tile[2] == 0) == sum(
         length for length in lengths if length * group > SMALL
     )
     assert all(tile[1] * group <= made.members for tile in made.joins.tolist())
@@ -91,6 +91,46 @@ def test_one_span_is_all_large_or_all_small(length: int):
     """A mixed launch is another compiled kernel: what is left of a prompt must not meet it first while it is served."""
     made = tiles([length], 600)
     assert made.large in (0, len(made.attended))
+
+
+LAUNCHES = [
+    ([1], 2048, 4, 7),  # Qwen2.5 7B: a decode row
+    *(([5], reach, 4, 7) for reach in (2048, 8192, 32768)),  # and four drafts
+    ([60], 8192, 4, 7),  # a tree of drafts
+    ([5], 2048, 2, 7),  # Qwen2.5 0.5B
+    ([50], 828 + 50, 1, 8),  # a step of pi0
+]
+
+
+@pytest.mark.parametrize(("lengths", "reach", "kv_heads", "group"), LAUNCHES)
+def test_few_rows_fill_the_device_or_read_few_keys_each(lengths: list[int], reach: int, kv_heads: int, group: int):
+    made = tiles(lengths, reach, kv_heads=kv_heads, group=group)
+    keys = max(-(-reach // tile[3]) for tile in made.attended.tolist())
+    assert len(made.attended) * kv_heads >= H100 or keys <= 256
+
+
+@pytest.mark.parametrize(
+    ("blocks", "reach", "multiprocessors", "parts"),
+    [
+        (7, 878, H100, 14),  # a step of pi0: a block of keys per part
+        (7, 878, ORIN, 2),
+        (28, 8192, H100, 9),  # two whole waves; a tenth part would begin a third
+        (58, 2048, H100, 2),  # a chunk of 256 rows, chat 0.5B
+        (72, 572, H100, 1),  # the prefix of pi0: sums would take longer than keys
+        (112, 8192, H100, 1),  # a chunk of 256 rows, chat 7B: the device is nearly full
+        (4, 128, H100, 1),
+        (132, 1 << 17, H100, 1),  # prefills stay whole
+    ],
+)
+def test_parts_of_large_tiles_gain_more_than_their_sums_cost(blocks: int, reach: int, multiprocessors: int, parts: int):
+    assert large_parts_of(blocks, reach, multiprocessors) == parts
+
+
+@given(blocks=st.integers(1, 5000), reach=st.integers(1, 1 << 17), multiprocessors=st.integers(1, 200))
+def test_large_tiles_are_split_only_on_an_idle_device(blocks: int, reach: int, multiprocessors: int):
+    parts = large_parts_of(blocks, reach, multiprocessors)
+    assert parts == 1 or (parts * blocks <= 2 * multiprocessors and (parts - 1) * 64 < reach)
+    assert parts == 1 or blocks < multiprocessors
 
 
 def test_splits_follow_the_device():

@@ -37,6 +37,16 @@ def other_scale(layout: PackedLayout, kv) -> Callable:
     return lambda q, layer: attend(q * 1.1, layer)
 
 
+def without_key(place: int) -> Callable:
+    """Attention to which a key of all slots is zero, which is to lose it where others are large."""
+
+    def planned(layout: PackedLayout, kv) -> Callable:
+        attend, kept = packed_attention.reference(layout, kv), torch.arange(kv.capacity) != place
+        return lambda q, layer: attend(q, replace(layer, keys=layer.keys * kept[:, None, None]))
+
+    return planned
+
+
 def heads_in_turns(layout: PackedLayout, kv) -> Callable:
     """Query head h reads KV head h mod KH, not h // group."""
     attend = packed_attention.reference(layout, kv)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgeflow.scheduler.drafting import Acceptance, DraftCounts, DraftRule
+from edgeflow.scheduler.drafting import Acceptance, DraftCounts, DraftRule, Drafts
 from edgeflow.scheduler.folding import Folding, Route, SlotUse
 from edgeflow.scheduler.plan import DraftForm, Outcome, Segment
 from edgeflow.scheduler.requests import Finish, RequestPlan, Requests
@@ -254,6 +254,23 @@ def test_the_number_of_drafts_maximises_tokens_per_time(judged: int, right: int,
     found = Acceptance(right, judged).worthwhile(most, row_permille)
     assert rates[found] >= max(rates) * Fraction(98, 100)
     assert row_permille or right < judged or found == most, "rows that cost nothing, and are right, are all run"
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 1 << 17), st.data())
+def test_the_time_of_a_row_lies_on_a_line(start: int, end: int, places: int, data: st.DataObject):
+    rule = DraftRule(places=places, row_permille=start, row_growth=end - start)
+    place = data.draw(st.integers(0, places - 1))
+    assert 0 <= start + (end - start) * Fraction(place, places) - rule.permille_at(place) < 1
+    assert min(start, end) <= rule.permille_at(place) <= max(start, end)
+
+
+def test_fewer_drafts_are_verified_where_rows_take_longer():
+    rule = replace(chain(9, places=1000), row_permille=10, row_growth=700)
+    drafts = Drafts(rule=rule, verified=1, found=8)
+    counts = [drafts.next_count(place, 100, 100, 100) for place in (10, 500, 980)]
+    assert counts == sorted(counts, reverse=True) and counts[0] >= 3 and counts[-1] == 0
+    tree = Drafts(rule=replace(rule, form=DraftForm.TREE, deepest=3), verified=1, found=8)
+    assert [tree.next_count(place, 100, 100, 100) for place in (10, 980)] == [8, 0]
 
 
 @pytest.mark.parametrize(("accepted", "row_permille", "least", "most"), [(8, 100, 8, 8), (0, 100, 0, 1), (0, 5, 1, 3)])

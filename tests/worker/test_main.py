@@ -123,10 +123,14 @@ def test_a_limit_that_does_not_fit_the_model_is_reported(
         build_engine(load_config(None, {"model": str(directory), "device": "cpu", **settings}))
 
 
-def test_convolutions_are_served_as_they_are_verified(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+def test_cuda_computes_as_it_is_verified(tmp_path):
+    torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = True
     build_engine(load_config(None, {"model": str(write_checkpoint(tmp_path / "tiny")), "device": "cpu"}))
     assert not torch.backends.cudnn.allow_tf32
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
 
 
 def test_a_policy_whose_chunks_no_client_takes_is_not_served(tmp_path, monkeypatch):

@@ -253,7 +253,7 @@ def build_chat(
         run_each_kind(engine, chunk)
     times = measure_times(engine, chunk)
     if drafts is not None:
-        engine.row_permille = measure_row(engine, min(drafts.rows, chunk))
+        engine.row_permille, engine.row_growth = measure_row(engine, min(drafts.rows, chunk))
     off = row_error(engine.decode, kv, _probe(engine.decode, min(PROBE_ROWS, size.positions)))
     numbers = f"{_name(kv.dtype)}, {weights}{_error_text(off)}, {_kv(kv)}"
     return BuiltChat(
@@ -298,18 +298,30 @@ def measure_times(engine: ChatEngine, chunk: int) -> ChunkTimes:
     return ChunkTimes(round(step_ns), max(round(many - one) // max(rows - 1, 1), 0))
 
 
-def measure_row(engine: ChatEngine, rows: int) -> int:
-    """The time of one more row of a verification, per mille of a pass of one: from a chunk of as many rows."""
-    rows = max(min(rows, engine.placement.unfolded(engine.kv.capacity) - 1), 2)
-    one, many, _ = (median(times) for times in zip(*(_timed(engine, rows) for _ in range(REPEATS)), strict=True))
+def measure_row(engine: ChatEngine, rows: int) -> tuple[int, int]:
+    """The time of one more row of a verification, per mille of a pass of one, at the start of a slot, and how much more
+    it is at its end: from chunks of as many rows."""
+    longest = engine.placement.unfolded(engine.kv.capacity) - 1
+    rows = max(min(rows, longest), 2)
+    start, end = (_row_permille(engine, rows, place) for place in (0, max(longest - rows, 0)))
+    return start, end - start
+
+
+def _row_permille(engine: ChatEngine, rows: int, place: int) -> int:
+    timed = (_timed(engine, rows, place) for _ in range(REPEATS))
+    one, many, _ = (median(times) for times in zip(*timed, strict=True))
     return max(int(1000 * (many - one)) // max(int(one) * (rows - 1), 1), 0)
 
 
-def _timed(engine: ChatEngine, rows: int) -> tuple[int, int, int]:
-    """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it, without drafts to verify."""
-    alone = Generation(engine, _probe(engine.model, 1), SamplingParams(max_tokens=1), ignore_stop=True)
+def _timed(engine: ChatEngine, rows: int, place: int = 0) -> tuple[int, int, int]:
+    """Nanoseconds of a chunk of one row, a chunk of `rows`, and a decode row after it, without drafts to verify.
+
+    place: where the chunks begin, over whatever the slot holds.
+    """
+    one, many = (_probe(engine.model, place + each) for each in (1, rows))
+    alone = Generation(engine, one, SamplingParams(max_tokens=1), known=place, ignore_stop=True)
     one_ns = _pass_ns(engine, alone, 1)
-    answer = Generation(engine, _probe(engine.model, rows), SamplingParams(max_tokens=2), ignore_stop=True)
+    answer = Generation(engine, many, SamplingParams(max_tokens=2), known=place, ignore_stop=True)
     return one_ns, _pass_ns(engine, answer, rows), _pass_ns(engine, answer, 1)
 
 

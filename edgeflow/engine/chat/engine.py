@@ -137,7 +137,7 @@ class ChatEngine:
     of slots with memory, where `kv` has them. drafts: how answers are drafted; None for a token per pass. graphs:
     replay recordings; the last slot of `kv` is scratch then, and chunks are of at most `chunk` rows. table, record and
     keep_logits: as in Executor.
-    row_permille: the time of one more row of a verification, as in `DraftRule`; it may be measured and set.
+    row_permille, row_growth: the time of one more row of a verification, as in `DraftRule`; may be measured and set.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class ChatEngine:
         self.kv = kv
         self.drafts = drafts
         self._table = table or built_in_table()
-        self.row_permille = ROW_PERMILLE
+        self.row_permille, self.row_growth = ROW_PERMILLE, 0
         rows = 1 if drafts is None else drafts.rows
         sampling = SamplingState(kv.slots, kv.positions + rows, model.config.vocab_size, model.device)
         self._state, self._sampling = SlotState(kv, sampling, rows), sampling
@@ -207,6 +207,7 @@ class ChatEngine:
             places=self.kv.capacity,
             deepest=self._verifier.width(form),
             row_permille=self.row_permille,
+            row_growth=self.row_growth,
         )
 
     @property

@@ -3,8 +3,9 @@
 The work is a list of tiles (tile_list.py), made of the lengths and the reach of a layout; slots and positions are
 read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
 share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
-path with few warps; where they are split along the keys, a second kernel joins the parts. Keys that no row of a tile
-sees are never read. A layout without `visibility` is served by a kernel that knows only causal rows.
+path with few warps. Where tiles are split along the keys, a second kernel joins the parts; whether one is, only its
+list says, so that the same kernel serves it split and whole. Keys that no row of a tile sees are never read. A layout
+without `visibility` is served by a kernel that knows only causal rows.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ AS_THEY_ARE, SCALED, FOUR_BITS = 0, 1, 2
 @triton.jit
 def _store_tile(
     q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges, tree, first,
-    out, parts, stats, first_row, rows, split, splits, part, T, scale,
+    out, parts, stats, tile, rows, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, SPLITTABLE: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
     """Store one tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
+    first_row = tl.load(tile)
+    split = tl.load(tile + 2)
+    splits = tl.load(tile + 3)
     kv_head = tl.program_id(1)
     member = tl.arange(0, BLOCK_M)
     width = tl.arange(0, BLOCK_D)
@@ -63,12 +67,9 @@ def _store_tile(
     else:
         position = tl.load(row_position + row, mask=live, other=0).to(tl.int32)
         end = tl.load(row_position + first_row + rows - 1).to(tl.int32) + 1  # keys that the last row sees
-        low = 0
-        high = end
-        if SPLITTABLE:
-            reach = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
-            low = tl.minimum(split * reach, end)
-            high = tl.minimum(low + reach, end)
+        reach = tl.cdiv(tl.cdiv(end, splits), BLOCK_N) * BLOCK_N
+        low = tl.minimum(split * reach, end)
+        high = tl.minimum(low + reach, end)
         slot = tl.load(row_slot + first_row)
         if FORM == 2:
             total_out, largest, total = attend_four_bits(
@@ -83,18 +84,15 @@ def _store_tile(
                 queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
                 KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, FORM == 1, WIDE,
             )  # fmt: skip
-    if SPLITTABLE:
-        if splits > 1:
-            place = ((part + split) * KH + kv_head).to(tl.int64) * BLOCK_M + member
-            tl.store(parts + place[:, None] * D + width[None, :], total_out, mask=kept)
-            tl.store(stats + 2 * place, largest, mask=live)
-            tl.store(stats + 2 * place + 1, total, mask=live)
-        else:
-            result = total_out / tl.where(total == 0.0, 1.0, total)[:, None]
-            tl.store(out + query[:, None] + width[None, :], result.to(out.dtype.element_ty), mask=kept)
-    else:
+    # With ranges over dense slots the mask alone decides: a branch takes registers of a second block (sm_90).
+    if (splits == 1) | ((SEES > 0) & (FORM == 0)):
         result = total_out / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + query[:, None] + width[None, :], result.to(out.dtype.element_ty), mask=kept)
+        tl.store(out + query[:, None] + width[None, :], result.to(out.dtype.element_ty), mask=kept & (splits == 1))
+    if splits > 1:
+        line = tl.load(tile + 4).to(tl.int64) + (split * KH + kv_head) * rows * GROUP + member
+        tl.store(parts + line[:, None] * D + width[None, :], total_out, mask=kept)
+        tl.store(stats + 2 * line, largest, mask=live)
+        tl.store(stats + 2 * line + 1, total, mask=live)
 
 
 @triton.jit
@@ -105,34 +103,30 @@ def _attend(
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
-    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [tile parts, KH, SMALL_M,
-    D] and stats [tile parts, KH, SMALL_M, 2], both float32. ranges, tree, first: of a `Visibility`. SEES: 0 where rows
-    are causal, 1 with ranges only, 2 with bits.
+    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [lines, D] and stats
+    [lines, 2] of `Tiles`, both float32. ranges, tree, first: of a `Visibility`. SEES: 0 where rows are causal, 1 with
+    ranges only, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
     """
     tile = tiles + tl.program_id(0) * TILE_FIELDS
-    first_row = tl.load(tile)
     rows = tl.load(tile + 1)
-    split = tl.load(tile + 2)
-    splits = tl.load(tile + 3)
-    part = tl.load(tile + 4)
     # A launch with tiles of one size compiles only their path: the registers of the larger path would limit all tiles.
     small = (rows * GROUP <= SMALL_M) & (SIZES != 2)
     if SIZES != 2:  # noqa: SIM102 - decided when it is compiled
         if small:
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
-                tree, first, out, parts, stats, first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, True,
+                tree, first, out, parts, stats, tile, rows, T, scale, KH, GROUP, D,
+                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES,
             )  # fmt: skip
     if SIZES != 1:  # noqa: SIM102
         if not small:
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
-                tree, first, out, parts, stats, first_row, rows, split, splits, part, T, scale, KH, GROUP, D,
-                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, False,
+                tree, first, out, parts, stats, tile, rows, T, scale, KH, GROUP, D,
+                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES,
             )  # fmt: skip
 
 
@@ -140,7 +134,7 @@ def _attend(
 def _join(
     parts, stats, joins, out,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr,
-    SMALL_M: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """Grid [joins, KH, members]: one query of one joined tile. BLOCK_S parts are loaded at once, independently of each
     other, and reduced in registers; only blocks of them follow one another."""
@@ -148,7 +142,7 @@ def _join(
     first_row = tl.load(tile)
     rows = tl.load(tile + 1)
     splits = tl.load(tile + 3)
-    part = tl.load(tile + 4)
+    line = tl.load(tile + 4)
     kv_head = tl.program_id(1)
     member = tl.program_id(2)
     width = tl.arange(0, BLOCK_D)
@@ -160,7 +154,7 @@ def _join(
         for start in range(0, splits, BLOCK_S):
             split = start + tl.arange(0, BLOCK_S)
             there = split < splits
-            place = ((part + split) * KH + kv_head).to(tl.int64) * SMALL_M + member  # [BLOCK_S]
+            place = line.to(tl.int64) + (split * KH + kv_head) * rows * GROUP + member  # [BLOCK_S]
             theirs = tl.load(stats + 2 * place, mask=there, other=-float("inf"))
             totals = tl.load(stats + 2 * place + 1, mask=there, other=0.0)
             kept = there[:, None] & inside[None, :]
@@ -186,7 +180,7 @@ class AttentionParameters:
     block_n: int = 64
     """Keys of a tile, at most 32 beyond width 128."""
     splits: int = 0
-    """Parts into which a small tile is split; 0: as many as fill the device."""
+    """Parts into which every tile is split; 0: as many as fill the device."""
     num_warps: int = 0
     """0: chosen by the size of a tile."""
     num_stages: int = 2
@@ -290,7 +284,7 @@ class _Launch:
                 num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
         if len(tiles.joins):
-            _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, SMALL, block_d, JOINED)
+            _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, block_d, JOINED)
         return out
 
     def _work(
@@ -304,7 +298,7 @@ class _Launch:
                 self._layout, device, kv_heads=kv_heads, group=group, block_m=block_m, splits=splits,
                 multiprocessors=multiprocessors(device),
             )  # fmt: skip
-            return tiles, _room(tiles.parts * kv_heads * SMALL, width, device)
+            return tiles, _room(tiles.lines, width, device)
 
         return self._layout.kept(("triton tiles", kv_heads, group, width, block_m, splits), make)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
+from edgeflow.engine.placement import set_precision
 from edgeflow.lab.gpu.device import ceilings, facts
 from edgeflow.lab.gpu.section_order import LEFT_OUT, Found, Order
 from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, SkipError
@@ -76,6 +77,7 @@ def run(order: Order, result: Path) -> Found:
     def publish(found: Found) -> None:
         keep("running", found=found)
 
+    set_precision()
     try:
         found = FUNCTIONS[order.section](SectionSetting.of(order, publish))
         return keep("partial" if found.get(LEFT_OUT) else "ok", found=found)

@@ -20,6 +20,8 @@ from edgeflow.lab.trials.visibility import bidirectional_suffix, tree_of_drafts,
 _HEADS = (Heads(4, 4, 64), Heads(7, 1, 80), Heads(14, 2, 128))
 _LOGITS = ((1, 1, 0, 1), (7, 4095), (7, 4096), (7, 9000), (6, 9000, 31, 4127), (6, 300, 256, 300), (0, 64))
 """Rows, vocabulary, and a slice of it."""
+LONG = 1 << 15
+"""Positions of a long context, whose keys are so many that the loss of one is seen only where it counts."""
 
 
 def small_cases(op_name: str, kv: str = "", weight: str = FLOAT) -> list[TrialCase]:
@@ -159,7 +161,10 @@ def _packed_attention() -> list[TrialCase]:
         cases.packed_attention(spans, heads[index], 1, visibility)
         for index, (spans, visibility) in enumerate(_sights())
     ]
-    return [*named, *small, *drawn, *seen]
+    spiked = [
+        kv_cases.spiked_attention(Span(0, start, LONG - start), Heads(7, 1, 64)) for start in (LONG - 1, LONG - 5)
+    ]
+    return [*named, *small, *drawn, *seen, *spiked]
 
 
 def _packed_attention_scaled(kv_format: ScaledKV) -> list[TrialCase]:
@@ -219,7 +224,7 @@ def _rope_int4() -> list[TrialCase]:
 def _packed_attention_int4() -> list[TrialCase]:
     spans = [*_edges(), [Span(0, 30, 4), Span(2, 31, 1), Span(1, 32, 1), Span(3, 0, 33)], [Span(0, 10, 100)]]
     plain = [kv_cases.attention_int4(each, _HEADS[index % 3]) for index, each in enumerate(spans)]
-    return [*plain, kv_cases.attention_int4([Span(1, 30, 4)], Heads(40, 1, 16))]
+    return [kv_cases.attention_int4([Span(1, 330, 4)], Heads(40, 1, 16)), *plain]
 
 
 def _drawn(seed: int) -> list[Span]:

@@ -1,14 +1,16 @@
-"""The problems of KV in 4 bits, and those over latent slots, which are derived from the ones over dense slots."""
+"""The problems of KV in 4 bits, those over latent slots, which are derived from the ones over dense slots, and those of
+long contexts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from edgeflow.kernels.kv.formats import INT4, LATENT
+from edgeflow.kernels.kv.formats import DENSE, INT4, LATENT
 from edgeflow.kernels.kv.int4 import GROUP, Grid, packed
 from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.kv.visibility import Visibility
@@ -90,3 +92,26 @@ def attention_latent(spans: Sequence[Span], heads: Heads, visibility: Sequence[V
         return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
 
     return replace(dense, build=build, kv=LATENT.name)
+
+
+def spiked_attention(span: Span, heads: Heads) -> TrialCase:
+    """Rows to which but one of every 64 keys matters, each head of queries another one, so that the loss of any shows.
+
+    Which one it is moves on by a place with each 64 keys. Their weights are equal, and their values 1 or -1 in one
+    number each, the next with each 64 keys, so that sums are exact.
+    """
+
+    def build(make: Numbers) -> Problem:
+        layout, kv = filled(make, [span], heads, 1, None)
+        keys, values = kv.data[0, :, span.slot, : span.start + span.length]
+        place = torch.arange(len(keys), device=make.device)
+        keys[..., :64] = 0.0
+        keys[place, :, (place + place // 64) % 64] = 8.0
+        sign = values[..., 0].sign()
+        values.zero_()[place, :, place // 64 % heads.width] = sign
+        seen = torch.arange(heads.query, device=make.device)
+        q = make.given(torch.zeros(span.length, heads.query, heads.width))
+        q[:, seen, seen % 64] = 32.0 * math.sqrt(heads.width / 64)
+        return Problem((layout, kv), lambda attend: (attend(q, kv.layer(0)),), planned=True, cold_bytes=kv.nbytes)
+
+    return TrialCase(op_name="packed_attention", build=build, kv=DENSE.name)

@@ -12,11 +12,14 @@ import torch
 from edgeflow.config.chat import ChatConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.chat.build import chat_bytes, load_chat, measure_row
+from edgeflow.engine.chat.engine import ChatEngine
 from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Eagle, Lookup, choose_drafts
+from edgeflow.engine.executor import Ticket
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.trees import TreeSizes
+from edgeflow.scheduler.plan import Pass
 from edgeflow_client.errors import ConfigError, StartError
 from tests.engine.drafts.drafters import eagle_head
 from tests.engine.drafts.varied_models import varied_model
@@ -114,10 +117,21 @@ def test_8_bit_weights_of_decode_rows_serve_no_verification(base: tuple[Path, Ch
     assert choose_drafts(configured(base[0], draft="auto", weights="auto").chat, base[1], "int8") is None
 
 
-def test_the_time_of_a_row_is_measured(base: tuple[Path, ChatModel]):
+def test_the_time_of_a_row_is_measured_at_both_ends_of_a_slot(base: tuple[Path, ChatModel], monkeypatch):
     built = load_chat(configured(base[0], draft="lookup"), lambda *_: None)
     assert built is not None
-    measured = measure_row(built.engine, 9)
-    assert 0 <= measured < 5000 and built.engine.rule().row_permille == built.engine.row_permille
+    ends: list[int] = []
+    launch = ChatEngine.launch
+
+    def noted(engine: ChatEngine, planned: Pass[int], *given: Any, **options: Any) -> Ticket[int]:
+        ends.append(planned.segments[0].start + planned.segments[0].length)
+        return launch(engine, planned, *given, **options)
+
+    monkeypatch.setattr(ChatEngine, "launch", noted)
+    start, growth = measure_row(built.engine, 9)
+    assert 0 <= start < 5000 and 0 <= start + growth < 5000
+    assert {*ends} == {1, 9, 10, *(built.engine.kv.capacity - rows for rows in (9, 1, 0))}
+    rule = built.engine.rule()
+    assert (rule.row_permille, rule.row_growth) == (built.engine.row_permille, built.engine.row_growth)
     with torch.inference_mode():
         assert built.engine.rule().rows == 9

@@ -79,11 +79,13 @@ def test_every_section_is_tested():
 
 
 def test_sections_that_check(tmp_path, capsys):
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
     found = found_by(tmp_path, *CHECKS)
     assert found["kernels"]["checks"] > 80 and found["kernels"]["off"] == []
     assert {row["share"] for row in found["tokens"]["tokens that differ"]} == {0.0}
     assert [row["equal"] for row in found["frames"]["frames"]] == [True] * 4
     assert "[5/5] frames" in capsys.readouterr().err
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction, "as the worker sets it"
 
 
 def test_sections_of_the_policy(tmp_path):

@@ -30,6 +30,7 @@ from tests.kernels.wrong_kernels import (
     products_in_the_dtype,
     queries_in_the_dtype,
     sums_in_the_dtype,
+    without_key,
 )
 from tests.kernels.wrong_visibility import SIGHTS, changed
 
@@ -112,6 +113,12 @@ def test_a_wrong_implementation_fails(name, dtype):
     operator, function = WRONG[name]
     op_name, _, kv = operator.partition(" ")
     assert fails(posed(op_name, kv), function, dtype)
+
+
+def test_a_single_key_lost_from_a_long_context_fails():
+    case = posed("packed_attention", "dense")[-1]
+    assert case.signed()[1].startswith("m=8|t=32768")
+    assert share(case, without_key(300 * 64 + 24), torch.bfloat16) > 3  # of block 300, the head 4 sees place 24
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -11,6 +11,7 @@ from time import monotonic
 
 import torch
 
+from edgeflow.engine.placement import set_precision
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
@@ -97,6 +98,7 @@ def checks(part: CheckShare) -> tuple[list[Found], list[str]]:
     """Rows for the model's own problems in its dtype, then for the small ones in all dtypes; and the operators for
     which there was no time.
     """
+    set_precision()  # it may be a process of its own
     table, device = built_in_table(), torch.device(part.device)
     problems = [(case, part.dtype) for case in model_cases(policy_shape(SIZES[part.size]))]
     small = [case for name in table.operators for weight in (FLOAT, AWQ) for case in small_cases(name, weight=weight)]
