@@ -101,7 +101,9 @@ class PassContract(Protocol):
         ...
 
     def results(self, planned: Pass[Any], shape: Any, ran: Any, outputs: Any) -> Tensor | None:
-        """What the host needs of a pass, on the device. ran: the shape that it ran in, padded where it was replayed."""
+        """The part of a pass's outputs that the host reads, on the device. ran: the shape that it ran in, padded where it
+        was replayed.
+        """
         ...
 
     def sample(self, planned: Pass[Any], ran: Any, outputs: Any, allowed: Tensor | None) -> Tensor | None:

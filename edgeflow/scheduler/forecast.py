@@ -218,7 +218,8 @@ class _Simulation:
         self._device = _Device(times)
         programs = [_program(robot, limits) for robot in robots]
         stages = max(program.passes for program in programs)
-        self._scheduler = Scheduler(replace(limits, stages=stages, max_sessions=len(robots)))
+        limits = replace(limits, stages=stages, max_sessions=len(robots))
+        self._scheduler = Scheduler(limits, whole=times.whole_ns > 0)
         self._feeds = [
             _Feed(session, robot, program.passes)
             for session, (robot, program) in enumerate(zip(robots, programs, strict=True))

@@ -140,7 +140,7 @@ class Pass(Generic[Ref]):
 
     @property
     def shape(self) -> tuple[int, int, bool]:
-        """What its time follows from (PassTimes.pass_ns)."""
+        """The numbers that its time follows from (PassTimes.pass_ns)."""
         return len(self.prefills), self.decode_rows, self.whole
 
     @property

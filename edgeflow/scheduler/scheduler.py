@@ -40,10 +40,6 @@ class SchedulerLimits:
     drain_after_ns: int
     """How long frames in flight wait for a new frame before decode-only passes run."""
     shift: Shift = Shift.ROTATE
-    whole: bool = False
-    """True where a frame whose steps overwrite each other may take all of them in one pass. It does where one session
-    has something to run and none shares passes.
-    """
 
     @property
     def slots(self) -> int:
@@ -63,10 +59,15 @@ class SchedulerCounts:
 
 
 class Scheduler:
-    """Plans passes: offer → plan → (the engine runs) → commit. Each offered frame leaves once, as a Departure."""
+    """Plans passes: offer → plan → (the engine runs) → commit. Each offered frame leaves once, as a Departure.
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    whole: a frame whose steps overwrite each other takes all of them in one pass, where one session alone has something
+    to run and no frames share passes.
+    """
+
+    def __init__(self, limits: SchedulerLimits, *, whole: bool = False) -> None:
         self.limits = limits
+        self._whole = whole
         self.counts = SchedulerCounts()
         self._sessions: dict[int, SessionQueue] = {}
         self._free_rings = list(range(limits.max_sessions))[::-1]
@@ -200,7 +201,7 @@ class Scheduler:
         return chosen
 
     def _may_be_whole(self, chosen: list[SessionQueue]) -> bool:
-        serial = self.limits.whole and all(queue.may_be_whole for queue in self._sessions.values())
+        serial = self._whole and all(queue.may_be_whole for queue in self._sessions.values())
         return serial and len(chosen) == 1 and not chosen[0].in_flight
 
     def _depart(self, left: list[Departure]) -> list[Departure]:

@@ -34,14 +34,14 @@ class _Driver:
         self._key = next(key for key in engine.policy.unnorm_keys if engine.policy.program(key) == self.program)
         self.stages = self.program.passes
         self._limits = limits_for(self.stages, sessions=self.sessions, row_budget=row_budget)
-        self._pacer, self._clock = pacer, clock
+        self.pacer, self._clock = pacer, clock
         self.begin(whole=False)
         (self._observation,) = sample_observations(engine.policy.inputs, 1, text)
 
     def begin(self, *, whole: bool) -> None:
         """Begin with a scheduler whose serial frames are whole passes, or not."""
-        scheduler = Scheduler(replace(self._limits, whole=whole))
-        self._worker = Worker(self.engine, scheduler, self._clock, lambda message: None, pacer=self._pacer)  # noqa: ARG005 - nobody waits for these actions
+        scheduler = Scheduler(self._limits, whole=whole)
+        self._worker = Worker(self.engine, scheduler, self._clock, lambda message: None, pacer=self.pacer)  # noqa: ARG005 - nobody waits for these actions
 
     def open(self, sessions: int, pace: Pace) -> None:
         for session in range(sessions):
@@ -115,7 +115,7 @@ def _measured(driver: _Driver, clock: Clock) -> PassTimes:
             _follow(driver, DRAFTED)
             driver.close(1)
     times = replace(times, row_ns=_row_ns(driver.take(), times))
-    if driver.engine.runs_whole:
+    if driver.engine.runs_whole and driver.pacer is None:
         driver.begin(whole=True)
         _serve(driver, 1, clock)
         times = replace(times, whole_ns=round(median(sample.ns for sample in driver.take())))

@@ -65,16 +65,18 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     chat = load_chat(config, progress, built.engine.record) if link else None
     clock = MonotonicClock()
     pacer = Pacer(profile.times_of(program_of(built.engine)), clock) if profile else None
-    times = known or calibrate(built.engine, row_budget=built.limits.row_budget, pacer=pacer, clock=clock)
+    whole = built.engine.runs_whole and pacer is None
+    if known is None or (known.whole_ns > 0) != whole:  # an earlier worker may have replayed passes
+        known = calibrate(built.engine, row_budget=built.limits.row_budget, pacer=pacer, clock=clock)
     worker = Worker(
         built.engine,
-        Scheduler(built.limits),
+        Scheduler(built.limits, whole=whole),
         clock,
         channel.send,
         default_unnorm_key=config.unnorm_key,
         pacer=pacer,
         chat=chat.loop(config.chat, clock, link.send) if chat and link else None,
-        times=times,
+        times=known,
         trajectory=config.trajectory,
     )
     if chat:
@@ -83,7 +85,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     gc.freeze()
     if built.engine.graphs is not None:
         built.engine.graphs.seal()
-    channel.send(_ready(config, built, times, graphs, chat))
+    channel.send(_ready(config, built, known, graphs, chat))
     channel.read_forever(worker.inbox.put, worker.inbox.close)
     if link:
         link.serve(worker.inbox, chat.ready() if chat else None)

@@ -126,8 +126,7 @@ def openvla(captures: Captures, kv_format: KVFormat, shift: Shift) -> None:
     policy = random_policy(SIZE, META, torch.bfloat16, table=table)
     options: dict[str, Any] = {"table": table, "graphs": True, "record": captures, "kv_format": kv_format}
     engine = PolicyEngine(policy, policy.K, CAPACITY, shift=shift, **options)
-    assert engine.classes is not None
-    engine.record_all(list(engine.classes.all()), lambda *_: None)
+    engine.record_all(engine.shapes(), lambda *_: None)
     assert ("_carry" in captures.kernels) == (shift is Shift.COPY)
 
 

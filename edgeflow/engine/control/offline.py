@@ -28,10 +28,10 @@ class DecodedFrame:
 
 
 def limits_for(
-    stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30, whole: bool = False
+    stages: int, *, sessions: int = 1, shift: Shift = Shift.ROTATE, row_budget: int = 1 << 30
 ) -> SchedulerLimits:
     """Limits of a scheduler that drains at once and, by default, packs whatever is ready."""
-    return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift, whole=whole)
+    return SchedulerLimits(stages, sessions, row_budget, drain_after_ns=0, shift=shift)
 
 
 class OfflineRun:

@@ -234,14 +234,14 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool)
 
 
 def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """Frames whose steps share passes: actions as those of each by itself, up to the rounding of sums.
+    """Frames whose steps share passes, or run as a whole: actions as those of each by itself, up to the rounding of sums.
 
     One of them continues a chunk, where the policy can.
     """
     observations = list(sample_observations(engine.policy.inputs, FRAMES, INSTRUCTION, SIDE))
 
-    def chunks(mode: Mode, seen: Iterable[Observation]) -> NDArray[np.float64]:
-        scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift))
+    def chunks(mode: Mode, seen: Iterable[Observation], *, whole: bool = False) -> NDArray[np.float64]:
+        scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift), whole=whole)
         frames = [engine.policy.prepare(each) for each in seen]
         frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))
         found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
@@ -257,6 +257,9 @@ def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, roun
 
     coarse = rounds or engine.policy.dtype != torch.float32
     _judge(alone, together, brighter if coarse else None, Mode.PIPELINED.value)
+    if engine.runs_whole:
+        whole = chunks(Mode.SERIAL, observations, whole=True)
+        _judge(alone, whole, brighter if coarse else None, "in one pass")
 
 
 def _judge(

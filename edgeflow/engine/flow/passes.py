@@ -15,7 +15,7 @@ from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy, PrefixInputs
 from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
 from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, RowCounts, StepSegment, Whole
-from edgeflow.engine.flow.shapes import FlowClasses, FlowShape
+from edgeflow.engine.flow.shapes import FlowClasses, FlowPassShape
 from edgeflow.engine.one_pass import Chunked
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
@@ -24,7 +24,7 @@ Segments = tuple[Sequence[PrefixSegment], Sequence[StepSegment]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _SlotFrame:
     """The frame of a slot."""
 
     prefix: PrefixSegment
@@ -36,7 +36,7 @@ class FlowPasses:
     """Prefixes and steps over KV slots. Flow time is an input of each row, so frames at different steps share a pass.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. graphs: passes
-    are replayed; then there is a scratch slot behind the others. watch: called with the segments that take a step in a
+    are replayed; then one more slot is scratch. watch: called with the segments that take a step in a
     pass, and with their steps.
     """
 
@@ -53,7 +53,7 @@ class FlowPasses:
         self._scratch = slots
         self._layouts = FlowLayouts(sizes, self.stages.kinds, self.stages.capacity)
         self._program = FlowProgram(sizes, self.state, self.stages)
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _SlotFrame] = {}
         cameras = self._images[0]
         self.classes = FlowClasses(
             self.stages.prefix_rows,
@@ -64,24 +64,24 @@ class FlowPasses:
             capacity=self.stages.capacity,
         )
 
-    def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> FlowShape:  # noqa: ARG002
+    def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> FlowPassShape:  # noqa: ARG002
         frames: list[FlowFrame] = [prompts[segment.sequence] for segment in planned.prefills]
         for segment, frame in zip(planned.prefills, frames, strict=True):
             self._begin(segment, frame)
         stepping = planned.segments if planned.whole else planned.decodes
-        return FlowShape(
+        return FlowPassShape(
             rows=self._layouts.counts(*self._segments(planned)),
             cameras=tuple(len(frame.pixel_values) for frame in frames),
             guided=any(self._held[segment.slot].guided for segment in stepping),
             whole=planned.whole,
         )
 
-    def fits(self, shape: FlowShape, planned: Pass[Any]) -> Iterator[FlowShape]:  # noqa: ARG002
+    def fits(self, shape: FlowPassShape, planned: Pass[Any]) -> Iterator[FlowPassShape]:  # noqa: ARG002
         found = self.classes.fit(shape)
         if found:
             yield found
 
-    def stage(self, planned: Pass[Any], prompts: Mapping[Any, Any], shape: FlowShape) -> list[Tensor]:
+    def stage(self, planned: Pass[Any], prompts: Mapping[Any, Any], shape: FlowPassShape) -> list[Tensor]:
         frames: list[FlowFrame] = [prompts[segment.sequence] for segment in planned.prefills]
         begin, steps = self._segments(planned)
         padded = [_padded(each, length) for each, length in zip(begin, shape.rows.prefixes, strict=False)]
@@ -96,7 +96,7 @@ class FlowPasses:
             tensors += [torch.zeros(count, *self._images[1:]) for count in shape.cameras[len(frames) :]]
         return self._fields(shape).pieces(tensors)
 
-    def program(self, buffer: Tensor, shape: FlowShape, planned: Pass[Any] | None) -> Callable[[], Steps | None]:
+    def program(self, buffer: Tensor, shape: FlowPassShape, planned: Pass[Any] | None) -> Callable[[], Steps | None]:
         integers, *floats = self._fields(shape).views(buffer)
         rows = self._rows(integers, shape, None if planned is None else self._segments(planned))
         inputs = None
@@ -114,7 +114,7 @@ class FlowPasses:
 
         return run
 
-    def harmless(self, shape: FlowShape) -> Tensor:
+    def harmless(self, shape: FlowPassShape) -> Tensor:
         """Inputs of zeros, whose frames all lie in the scratch slot."""
         fields = self._fields(shape)
         buffer = torch.zeros(fields.nbytes, dtype=torch.uint8, device=self.device)
@@ -135,7 +135,7 @@ class FlowPasses:
             source, target = on_device([[move.source, move.target] for move in planned.moves], self.device).unbind(1)
             self.state.move(source, target)
 
-    def results(self, planned: Pass[Any], shape: FlowShape, ran: FlowShape, outputs: Steps | None) -> Tensor | None:  # noqa: ARG002
+    def results(self, planned: Pass[Any], shape: FlowPassShape, ran: FlowPassShape, outputs: Steps | None) -> Tensor | None:  # noqa: ARG002
         """The latents of frames that step, where one of them ends."""
         if outputs is None:
             return None
@@ -147,7 +147,7 @@ class FlowPasses:
     def sample(self, *_: Any) -> None:
         raise ValueError("denoised chunks are not sampled")
 
-    def outcomes(self, planned: Pass[Any], results: Tensor | None, ran: FlowShape) -> list[Chunked]:  # noqa: ARG002
+    def outcomes(self, planned: Pass[Any], results: Tensor | None, ran: FlowPassShape) -> list[Chunked]:  # noqa: ARG002
         """A latent that is not finite at some step is not at any later one, so the chunk shows it."""
         lines = iter(() if results is None else results)
         found: list[Chunked] = []
@@ -168,7 +168,7 @@ class FlowPasses:
         if rows > segment.length:
             raise ValueError(f"{segment.sequence} has {rows} rows of a prefix; {segment.length} were planned")
         prefix = PrefixSegment(slot=segment.slot, rows=rows, ids=frame.prompt_ids)
-        self._held[segment.slot] = _Held(prefix, frame.guidance is not None)
+        self._held[segment.slot] = _SlotFrame(prefix, frame.guidance is not None)
 
     def _segments(self, planned: Pass[Any]) -> Segments:
         """The rows of a pass, of frames that `_begin` has noted."""
@@ -179,7 +179,7 @@ class FlowPasses:
             for each in stepping
         ]
 
-    def _idle(self, shape: FlowShape) -> Segments:
+    def _idle(self, shape: FlowPassShape) -> Segments:
         """Rows of this shape in the scratch slot, which only pad a pass."""
         begin = [
             PrefixSegment(slot=self._scratch, rows=rows, ids=(0,) * tokens)
@@ -187,7 +187,7 @@ class FlowPasses:
         ]
         return begin, [StepSegment(slot=self._scratch, prefix=1, step=1)] * shape.rows.steps
 
-    def _fields(self, shape: FlowShape) -> BufferFields:
+    def _fields(self, shape: FlowPassShape) -> BufferFields:
         """The integers of rows, then the lines and pixels of frames that begin."""
         integers = sum(map(self._layouts.size, _parts(shape)))
         width = self.state.before_state + self._state_dims
@@ -195,11 +195,11 @@ class FlowPasses:
         pixels = [(torch.float32, (count, *self._images[1:])) for count in shape.cameras]
         return BufferFields(((torch.long, (integers,)), *lines, *pixels))
 
-    def _integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], shape: FlowShape) -> Whole:
+    def _integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], shape: FlowPassShape) -> Whole:
         parts = [(begin, []), ([], steps)] if shape.whole else [(begin, steps)]
         return np.concatenate([self._layouts.integers(*part) for part in parts])
 
-    def _rows(self, integers: Tensor, shape: FlowShape, segments: Segments | None) -> list[FlowRows]:
+    def _rows(self, integers: Tensor, shape: FlowPassShape, segments: Segments | None) -> list[FlowRows]:
         """The rows of a pass; of a whole one those of its prefixes, and those of a step."""
         parts = _parts(shape)
         of_parts: list[Segments | None] = [segments] * len(parts)
@@ -209,7 +209,7 @@ class FlowPasses:
         return [self._layouts.view(*each) for each in zip(views, parts, of_parts, strict=True)]
 
 
-def _parts(shape: FlowShape) -> list[RowCounts]:
+def _parts(shape: FlowPassShape) -> list[RowCounts]:
     """The rows that run at once: those of a step follow their prefixes in a whole pass."""
     if not shape.whole:
         return [shape.rows]

@@ -29,8 +29,8 @@ class PrefixSegment:
     ids: Sequence[int] = ()
     """The tokens of its text."""
     padding: int = 0
-    """Rows after the text that only pad the pass. They are written behind the prefix, where nobody sees them and the
-    steps overwrite them."""
+    """Rows after the text that only pad the pass. They are written where the steps will be, which overwrite them; nobody
+    sees them before."""
 
     @property
     def length(self) -> int:

@@ -15,7 +15,7 @@ MOST_PREFIXES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowShape:
+class FlowPassShape:
     """Everything about a pass that the host decides it by."""
 
     rows: RowCounts
@@ -47,7 +47,7 @@ class FlowClasses:
         self._steps = tuple(sorted(halves | set(doubling(steps, sessions * steps))))
         self._prefixes = tuple(count for count in doubling(1, MOST_PREFIXES) if count <= max(sessions, 1))
 
-    def fit(self, shape: FlowShape) -> FlowShape | None:
+    def fit(self, shape: FlowPassShape) -> FlowPassShape | None:
         """The shape that a pass is padded to; None where it runs as it is."""
         tokens, count = shape.rows.tokens, len(shape.rows.tokens)
         if any(each != self._cameras for each in shape.cameras) or (shape.whole and count > 1):
@@ -59,10 +59,10 @@ class FlowClasses:
             return None
         return self._made(prefixes, longest if prefixes == 1 else self._tokens[-1], steps, shape.guided, shape.whole)
 
-    def all(self, *, guided: bool) -> list[FlowShape]:
+    def all(self, *, guided: bool) -> list[FlowPassShape]:
         """Every shape that `fit` returns. guided: the policy can continue chunks."""
         kinds = (False, True) if guided else (False,)
-        found: Iterable[FlowShape] = (
+        found: Iterable[FlowPassShape] = (
             self._made(1, tokens, 1, kind, True) for tokens, kind in product(self._tokens, kinds)
         )
         shapes = list(found)
@@ -73,11 +73,11 @@ class FlowClasses:
                 shapes += [self._made(prefixes, tokens, steps, kind, False) for tokens, kind in product(texts, some)]
         return shapes
 
-    def _made(self, prefixes: int, tokens: int, steps: int, guided: bool, whole: bool) -> FlowShape:
+    def _made(self, prefixes: int, tokens: int, steps: int, guided: bool, whole: bool) -> FlowPassShape:
         rows = RowCounts(
             prefixes=(self._rows(self._cameras, tokens),) * prefixes,
             tokens=(tokens,) * prefixes,
             steps=steps,
             reach=self._capacity,
         )
-        return FlowShape(rows=rows, cameras=(self._cameras,) * prefixes, guided=guided, whole=whole)
+        return FlowPassShape(rows=rows, cameras=(self._cameras,) * prefixes, guided=guided, whole=whole)

@@ -199,6 +199,7 @@ class PublishedACT:
             positions=0,
             row_bytes=0,
             frame_bytes=frame_numbers(self._checkpoint.config, stem) * dtype.itemsize,
+            graphs=True,
         )
 
     def load(self, placement: Placement) -> ACTPolicy:

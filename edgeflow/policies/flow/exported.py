@@ -134,7 +134,7 @@ class StaticFlow:
         stored = loaded_bytes(self._directory, self._opened.manifest)
         weights = WeightNumbers(decoder=0, floats=0, others=-(-stored // dtype.itemsize))
         found = self._architecture.footprint(weights, self._sizes, dtype)
-        return replace(found, capacity=self._opened.manifest.kv.positions)
+        return replace(found, capacity=self._opened.manifest.kv.positions, graphs=False)
 
     def load(self, placement: Placement) -> DenoisingPolicy:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""

@@ -169,6 +169,7 @@ class FlowArchitecture(Generic[Network]):
             positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
             row_bytes=(4 * width + 2 * (heads.q_width + 2 * heads.kv_width) + 3 * inner) * dtype.itemsize,
             frame_bytes=numbers * torch.float32.itemsize,
+            graphs=True,
         )
 
 

@@ -152,7 +152,7 @@ class OFTNetwork:
     def layout(self, rows: Tensor, batch: Sequence[Tensor], numbers: int, *, on_host: bool) -> PackedLayout:
         """Each robot's rows from the start of its slot, all of which see each other; sampled are those that are read.
 
-        Rows of a prompt's padding are written behind the others, which do not see them.
+        Rows of a prompt's padding are written after the stop token, and nobody sees them.
         """
         _, ids, counts, *_ = batch
         robots, length = rows.shape[:2]

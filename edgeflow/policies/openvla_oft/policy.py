@@ -206,6 +206,7 @@ class PublishedOpenVLAOFT:
             slots=0,
             positions=fixed_rows(settings, image_tokens),
             row_bytes=activation_bytes(text, 1, dtype) + slot_bytes(DENSE, text.kv_shape(dtype, capacity=1)),
+            graphs=True,
         )
 
     def load(self, placement: Placement) -> OpenVLAOFTPolicy:

@@ -121,7 +121,6 @@ class Admission:
             ready.row_budget,
             config.drain_after_ms * 1_000_000,
             Shift(config.shift),
-            whole=ready.pass_times.whole_ns > 0,
         )
 
     @property
