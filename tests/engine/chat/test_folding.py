@@ -25,6 +25,7 @@ from edgeflow.lab.verify.gate_streaming import StreamingTwin
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import CHOICES, GateRules, MemoryGate
 from edgeflow.scheduler.plan import Before
+from edgeflow.scheduler.requests import Finish
 from edgeflow_client.errors import Internal
 from edgeflow_client.reasons import Reason
 from tests.chat_checkpoint import VOCAB, write_chat_checkpoint
@@ -248,7 +249,7 @@ def test_a_stop_token_in_front_of_a_fold_leaves_it_out_of_the_count(model: ChatM
     asked = request(engine, ids_of(SMALL.threshold - 2), 20)
     for _ in generate(engine, asked, 50):
         if len(asked.tokens) == 2:
-            asked.stop()
+            asked.plan.finish = Finish.STOP
     assert (asked.plan.route.folded, asked.plan.folds) == (1, 0)
 
 

@@ -155,7 +155,7 @@ def test_requests_directly_after_each_other_in_one_slot(model: ChatModel, graphs
         generation = asked(engine, name, text, count=count)
         for _ in generate(engine, generation, 5):
             if stop_at and len(generation.tokens) == stop_at:
-                generation.stop()
+                generation.plan.finish = Finish.STOP
         expected = alone(model, name, text, count).tokens
         assert generation.tokens == (expected[:stop_at] if stop_at else expected)
         assert generation.finish is (Finish.STOP if stop_at else Finish.LENGTH)
