@@ -101,8 +101,8 @@ class PassContract(Protocol):
         ...
 
     def results(self, planned: Pass[Any], shape: Any, ran: Any, outputs: Any) -> Tensor | None:
-        """The part of a pass's outputs that the host reads, on the device. ran: the shape that it ran in, padded where it
-        was replayed.
+        """The outputs that the host reads, on the device. ran: the shape that the pass ran in, padded where it was
+        replayed.
         """
         ...
 

@@ -234,7 +234,8 @@ def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool)
 
 
 def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """Frames whose steps share passes, or run as a whole: actions as those of each by itself, up to the rounding of sums.
+    """Frames whose steps share passes, or that run as a whole: actions as those of each by itself, step by step, up to
+    the rounding of sums.
 
     One of them continues a chunk, where the policy can.
     """

@@ -135,7 +135,7 @@ class FlowPasses:
             source, target = on_device([[move.source, move.target] for move in planned.moves], self.device).unbind(1)
             self.state.move(source, target)
 
-    def results(self, planned: Pass[Any], shape: FlowPassShape, ran: FlowPassShape, outputs: Steps | None) -> Tensor | None:  # noqa: ARG002
+    def results(self, planned: Pass[Any], shape: FlowPassShape, ran: Any, outputs: Steps | None) -> Tensor | None:  # noqa: ARG002
         """The latents of frames that step, where one of them ends."""
         if outputs is None:
             return None

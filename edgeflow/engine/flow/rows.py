@@ -29,8 +29,8 @@ class PrefixSegment:
     ids: Sequence[int] = ()
     """The tokens of its text."""
     padding: int = 0
-    """Rows after the text that only pad the pass. They are written where the steps will be, which overwrite them; nobody
-    sees them before."""
+    """Rows after the text that only pad the pass. They are written after the prefix, where the steps overwrite them;
+    nobody sees them."""
 
     @property
     def length(self) -> int:

@@ -15,7 +15,7 @@ from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.gpu.sections.flow_speed import flow_passes
 from edgeflow.lab.gpu.subjects.flow_floors import prefix_work, stacks, step_work
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED, TINY, FlowShape
-from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone
+from edgeflow.lab.verify.policies.flow.recorded_runs import NetworkAlone, frame_shape
 from edgeflow_client.types import Mode
 
 CPU = torch.device("cpu")
@@ -40,13 +40,14 @@ UNKNOWN = {
 
 def counted(shape: FlowShape) -> tuple[float, float]:
     """FLOPs of a prefix's pass and of a step's."""
-    network = shape.network(Placement(dtype=torch.float32, device=CPU, table=built_in_table()))
-    policy: Any = NetworkAlone(sizes=shape.sizes, network=network, fixed_rows=shape.prefix)
+    network, frames = shape.network(Placement(dtype=torch.float32, device=CPU, table=built_in_table())), shape.frames(1)
+    shapes: Any = {"fixed_rows": shape.prefix, "frame_shape": frame_shape(frames[0])}
+    policy: Any = NetworkAlone(sizes=shape.sizes, network=network, **shapes)
     engine = FlowEngine(policy, shape.sizes.program.passes, shape.prefix + shape.sizes.step_rows)
     counter = FlopCounterMode(display=False, custom_mapping=UNKNOWN)
     totals = []
     with counter:
-        for _ in flow_passes(engine, 1, [shape.frames(1)], Mode.SERIAL, 0):
+        for _ in flow_passes(engine, 1, [frames], Mode.SERIAL, 0):
             totals.append(counter.get_total_flops())
     return totals[0], totals[1] - totals[0]
 
