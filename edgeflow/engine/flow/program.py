@@ -122,9 +122,9 @@ class FlowProgram:
         return Steps(x=x, velocity=velocity, used=used, after=after)
 
     def _times_of(self, steps: Tensor, clean: Tensor | None) -> Tensor:
-        """The index of each row's flow time [n, H]."""
+        """The index of each row's flow time [n, H], contiguous as kernels read it."""
         if clean is None:
-            return steps[:, None].expand(-1, len(self._rows))
+            return steps[:, None].repeat(1, len(self._rows))
         return torch.where(clean, self._sizes.steps, steps[:, None])
 
     def _guided(self, x: Tensor, velocity: Tensor, rows: FlowRows) -> Tensor:
