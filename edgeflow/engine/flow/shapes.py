@@ -43,7 +43,7 @@ class FlowClasses:
         fixed = rows(cameras, 0)
         ends = multiples(ROW_STEP, fixed + 1, fixed + max(tokens, 1))
         self._tokens = tuple(dict.fromkeys(min(end - fixed, tokens) for end in ends))
-        halves = {-(-steps // (1 << power)) for power in range(steps.bit_length())}
+        halves = {-(-steps // (1 << power)) for power in range(steps.bit_length() + 1)}
         self._steps = tuple(sorted(halves | set(doubling(steps, sessions * steps))))
         self._prefixes = tuple(count for count in doubling(1, MOST_PREFIXES) if count <= max(sessions, 1))
 
