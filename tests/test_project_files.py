@@ -21,6 +21,6 @@ def test_one_version_is_stated_everywhere():
     assert version == edgeflow_client.__version__
     assert version == stated("client/pyproject.toml", r'^version = "(.+)"')
     assert version == stated("CITATION.cff", r"^version: (.+)")
-    assert version == stated("CHANGELOG.md", r"^## (\S+)")
+    assert version == stated("CHANGELOG.md", r"^## (\d\S*)")
     assert version == stated("README.md", r"version (\d+\.\d+\.\d+)")
     assert stated("CHANGELOG.md", r"^## \S+ \W+ (.+)") == stated("CITATION.cff", r'^date-released: "(.+)"')

@@ -4,7 +4,7 @@
 
 Random weights. `π0.5` has its expert in the published shape over a prefix of the published length, whose own layers are
 narrow: they and the towers would take gigabytes, and no step reads them. Both checkouts run this file's child at once
-and measure in turn, each with the interpreter of its own `.venv`. Ratios are the other's time over this one's, round by
+and measure in turn, each with the interpreter in its `.venv`. Ratios are the other's time over this one's, round by
 round. Exit code 1 where the median of one is below its bar.
 """
 

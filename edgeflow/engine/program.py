@@ -17,7 +17,7 @@ from torch import Tensor
 from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, guessed_lines, plain_lines, sample
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
-from edgeflow.engine.staging import Contract, Drafting, PassInputs
+from edgeflow.engine.staging import Drafting, PassInputs, PromptContract
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.shift_kv import ShiftKVChain
 from edgeflow.kernels.kv.slots import KVSlots
@@ -41,8 +41,8 @@ class ReadRows:
     lengths: tuple[int, ...]
     """Rows of each with padding, on the host."""
     features: Tensor | None
-    """[sum of lengths, taps * E]: the features of each row, as the base's decoder gives them (models.llama.Taps); None
-    without taps.
+    """[sum of lengths, taps * E]: the features of each row, as the base gives them (models.network.Taps); None without
+    taps.
     """
     rope: Tensor
     """[C, sum of lengths]: RoPE positions."""
@@ -126,7 +126,7 @@ class PassProgram:
 
     def __init__(
         self,
-        contract: Contract,
+        contract: PromptContract,
         kv: KVSlots,
         state: SlotState,
         greedy: Mapping[str, Greedy],

@@ -32,7 +32,7 @@ class Drafting:
     """[K]: 1 where a token is verified within a tolerance, 0 where it must match exactly."""
 
 
-class Contract(Hashable, Protocol):
+class PromptContract(Hashable, Protocol):
     """How the prompts of one model's sequences enter its passes.
 
     A prompt's segment brings integers and a payload; both lie in the buffer that a pass reads. Segments may be
@@ -123,7 +123,7 @@ class PassInputs:
     moves: Tensor
     """[M, 3]: source, target and length of each copy between slots."""
     numbers: tuple[Tensor, ...]
-    """The integers of each prefill (`Contract.numbers`)."""
+    """The integers of each prefill (`PromptContract.numbers`)."""
     payload: Tensor
     """Bytes: the payloads of all prefills."""
     layout: PackedLayout
@@ -134,7 +134,7 @@ class PassInputs:
         cls,
         buffer: Tensor,
         shape: PassShape,
-        contract: Contract,
+        contract: PromptContract,
         places: tuple[Span, ...] | None = None,
         *,
         folding: bool = False,
@@ -180,12 +180,12 @@ class PassInputs:
         return cls(**views, numbers=numbers, payload=payload, layout=layout)
 
 
-def input_bytes(shape: PassShape, contract: Contract) -> int:
+def input_bytes(shape: PassShape, contract: PromptContract) -> int:
     """The size of the buffer that PassInputs views."""
     return 8 * _sections_of(shape, contract).total + sum(map(contract.payload_bytes, shape.prefills))
 
 
-def harmless(shape: PassShape, contract: Contract, slot: int) -> list[int]:
+def harmless(shape: PassShape, contract: PromptContract, slot: int) -> list[int]:
     """The integers of a pass whose segments all lie at the start of one slot."""
     lines = zip(shape.lengths, shape.samples, strict=True)
     segments = [_Numbers(slot=slot, start=0, rows=rows, samples=samples) for rows, samples in lines]
@@ -197,7 +197,7 @@ def stage(
     planned: Pass[Any],
     prompts: Mapping[Any, Any],
     shape: PassShape,
-    contract: Contract,
+    contract: PromptContract,
     *,
     scratch: int,
 ) -> list[Tensor]:
@@ -247,7 +247,7 @@ class _Numbers:
 
 def _filled(
     shape: PassShape,
-    contract: Contract,
+    contract: PromptContract,
     segments: Sequence[_Numbers],
     moves: Sequence[tuple[int, int, int]],
     numbers: Sequence[Sequence[int]],
@@ -295,7 +295,7 @@ class _Sections:
     """The first row of each segment."""
 
 
-def _sections_of(shape: PassShape, contract: Contract) -> _Sections:
+def _sections_of(shape: PassShape, contract: PromptContract) -> _Sections:
     return _sections(shape, tuple(map(contract.count, shape.prefills)))
 
 

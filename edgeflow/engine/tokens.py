@@ -13,7 +13,7 @@ from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
-from edgeflow.engine.staging import Contract, PassInputs, harmless, input_bytes, stage
+from edgeflow.engine.staging import PassInputs, PromptContract, harmless, input_bytes, stage
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
@@ -32,7 +32,7 @@ class TokenPasses:
 
     def __init__(
         self,
-        prompts: Contract,
+        prompts: PromptContract,
         kv: KVSlots,
         *,
         state: SlotState | None = None,

@@ -23,7 +23,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
-from edgeflow.engine.staging import Contract, PassInputs, input_bytes
+from edgeflow.engine.staging import PassInputs, PromptContract, input_bytes
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey
@@ -89,7 +89,7 @@ class MetaProgram:
 
     def __init__(
         self,
-        contract: Contract,
+        contract: PromptContract,
         kv: KVSlots,
         sampling: SamplingState | None = None,
         drafts: DraftKind | None = None,

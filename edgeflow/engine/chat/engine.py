@@ -62,8 +62,8 @@ class PromptChunk:
 
 
 class TextTokens:
-    """The contract of a chat model. Payload: rows as its network takes them. Numbers: for M-RoPE three positions of
-    each row, and the shift; then, where they are kept, the token of each row and the one after the last.
+    """How the prompts of a chat model enter passes. Payload: rows as its network takes them. Numbers: for M-RoPE three
+    positions of each row, and the shift; then, where they are kept, the token of each row and the one after the last.
     """
 
     def __init__(self, model: ChatModel, *, keeps_ids: bool = False) -> None:

@@ -249,9 +249,7 @@ def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
 
 
 class ActionTokens:
-    """The contract of a token policy (engine/staging.py). Its integers are the prompt's ids, its payload float32
-    pixels.
-    """
+    """How the prompts of a token policy enter passes: their ids as integers, float32 pixels as the payload."""
 
     components = 1
     keeps_ids = False

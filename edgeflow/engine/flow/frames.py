@@ -67,7 +67,7 @@ class FlowSizes:
 
     @property
     def state_numbers(self) -> int:
-        """All of these, in float32 (engine/control/denoising.py)."""
+        """All of these, in float32 (engine/flow/program.py)."""
         return sum(self.state_widths)
 
     @property
