@@ -25,7 +25,7 @@ from edgeflow.contract import StageProgram
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.scheduler.pace import paces_of
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.chat_clients import ChatLoad
@@ -217,7 +217,7 @@ def test_verify_needs_a_bundle(tmp_path):
 
 def test_verify_lists_the_failed_comparisons(tmp_path):
     directory = write_checkpoint(tmp_path / "bundle")
-    policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
+    policy = load_openvla(directory, torch.float32, torch.device("cpu"))
     image = np.zeros((9, 12, 3), np.uint8)
     Image.fromarray(image).save(directory / "black.png")
     frame = PreparedFrame(policy.preprocess(image), policy.prompt_ids("Go"))

@@ -22,11 +22,12 @@ from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, run_pass
+from edgeflow.engine.chat.generate import Generation
 from edgeflow.engine.chat.memory import SlotSize, folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, random_chat, random_request
+from edgeflow.lab.shared_passes import run_pass
 from edgeflow.lab.training.gate.trainer import initial_gate
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.memory_gate import GateRules, MemoryGate

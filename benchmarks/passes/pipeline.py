@@ -34,6 +34,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather
 from edgeflow.kernels.slots_in_place import slots_in_place
+from edgeflow.lab.openvla_policy import embed_prefill, load_openvla
 from edgeflow.model_paths import resolve_model
 from edgeflow.models.checkpoint import Weights
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
@@ -87,7 +88,7 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     path = resolve_model(arguments.model)
-    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    policy = load_openvla(path, torch.float32, CPU)
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (arguments.frames, 96, 96, 3), np.uint8)
     ids = policy.prompt_ids(INSTRUCTION)
@@ -123,8 +124,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _systems(path: Path, policy: OpenVLAPolicy, prompt: int) -> dict[str, System]:
-    naive = OpenVLAPolicy.load(path, torch.float32, CPU, attention=naive_gather)
-    ours = OpenVLAPolicy.load(path, torch.float32, CPU, attention=slots_in_place)
+    naive = load_openvla(path, torch.float32, CPU, attention=naive_gather)
+    ours = load_openvla(path, torch.float32, CPU, attention=slots_in_place)
 
     def packed(served: OpenVLAPolicy, mode: Mode, shift: Shift) -> System:
         engine = PolicyEngine(served, served.K, served.image_tokens + prompt + served.K)
@@ -159,7 +160,7 @@ def _transformers(path: Path, policy: OpenVLAPolicy) -> System:
     def run(frames: list[PreparedFrame]) -> tuple[Tokens, float]:
         tokens = []
         for frame in frames:
-            (hidden,) = policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])
+            (hidden,) = embed_prefill(policy, frame.pixel_values[None], [frame.prompt_ids])
             out = model.generate(
                 inputs_embeds=hidden[None],
                 attention_mask=torch.ones(1, len(hidden), dtype=torch.long),

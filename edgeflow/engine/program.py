@@ -58,38 +58,23 @@ class ReadRows:
     """True where the drafter may read these tensors on the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanRows:
-    """The rows of a pass after its forward pass, of sequences with drafts."""
-
-    read: ReadRows
-    """The rows, as a drafter reads them."""
-    is_verification: bool
-    """Every row of each segment is sampled, and all segments are of one length; otherwise the last row of each is."""
-    stage: str
-    """The stage of the pass."""
-    logits: Tensor | None
-    """The logits of the sampled rows [n, V], None where nothing is sampled."""
-
-
 class Verifier(Protocol):
-    """Verifies tokens after the forward pass, and makes drafts for the next one.
+    """Verifies tokens after the forward pass, and makes drafts for the next one."""
 
-    taps: layers of the decoder whose input it reads. store: keys and values of the drafter, which follow those of the
-    slots; None where it has none.
-    """
+    taps: tuple[int, ...]
+    """Layers of the decoder whose input it reads."""
+    store: KVSlots | None
+    """Keys and values of the drafter, which follow those of the slots; None where it has none."""
 
-    @property
-    def taps(self) -> tuple[int, ...]: ...
-
-    @property
-    def store(self) -> KVSlots | None: ...
-
-    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
+    def verify(
+        self, read: ReadRows, logits: Tensor | None, stage: str, kind: SamplingKind, allowed: Tensor | None = None
+    ) -> Tensor | None:
         """Sample, and accept the drafts that are right; the slots' lengths and tokens are then the verified ones.
 
-        allowed [n, V]: the tokens that a grammar permits; fewer rows than are sampled where it forbids a draft. Returns
-        the lines of engine/sampling/sample.py, None where nothing is sampled.
+        read: the rows of the pass. logits [n, V]: of its sampled rows, which are the last of each segment, or all rows
+        of segments of one length, to be verified; None where nothing is sampled. allowed [n, V]: the tokens that a
+        grammar permits; fewer rows than are sampled where it forbids a draft. Returns the lines of
+        engine/sampling/sample.py, None where nothing is sampled.
         """
         ...
 
@@ -299,8 +284,7 @@ class PassProgram:
             sampled=outputs.logits is not None,
             on_host=on_host,
         )
-        ran = RanRows(read=read, is_verification=shape.is_verification, stage=shape.stage, logits=outputs.logits)
-        return self._required_verifier.verify(ran, kind, allowed)
+        return self._required_verifier.verify(read, outputs.logits, shape.stage, kind, allowed)
 
     def _verified(self, shape: PassShape, inputs: PassInputs, outputs: PassOutputs, kind: SamplingKind) -> PassOutputs:
         counts = torch.ones_like(inputs.slots) if shape.all_single else inputs.rows

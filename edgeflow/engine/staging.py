@@ -19,7 +19,7 @@ from edgeflow.engine.shapes import PassShape
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.models.network import TokenNetwork
-from edgeflow.scheduler.plan import Pass, Segment
+from edgeflow.scheduler.plan import Move, Pass, Segment, SlotPosition
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +89,7 @@ class PromptContract(Hashable, Protocol):
 
 
 CONTINUES = -1
-GUESSLESS = -1
+GUESSLESS = SlotPosition(-1, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class PassInputs:
     """[N]: the tolerance of each segment, where a segment samples several rows."""
     guesses: Tensor
     """[P, 3]: where prompts have drafts, the slot and position at which each is read, and the rows of the prompt;
-    slot GUESSLESS for the first one.
+    the slot of GUESSLESS for the first one.
     """
     moves: Tensor
     """[M, 3]: source, target and length of each copy between slots."""
@@ -188,9 +188,7 @@ def input_bytes(shape: PassShape, contract: PromptContract) -> int:
 def harmless(shape: PassShape, contract: PromptContract, slot: int) -> list[int]:
     """The integers of a pass whose segments all lie at the start of one slot."""
     lines = zip(shape.lengths, shape.samples, strict=True)
-    segments = [_Numbers(slot=slot, start=0, rows=rows, samples=samples) for rows, samples in lines]
-    numbers: list[Sequence[int]] = [[0] * contract.count(rows) for rows in shape.prefills]
-    return _filled(shape, contract, segments, [(slot, slot, 0)] * shape.moves, numbers)
+    return _filled(shape, contract, [_at_start(slot, *line) for line in lines], [Move(slot, slot, 0)] * shape.moves)
 
 
 def stage(
@@ -205,10 +203,8 @@ def stage(
 
     scratch: the slot of segments that only pad the pass.
     """
-    segments = [_Numbers.of(each) for each in planned.segments]
-    segments += [_Numbers(slot=scratch, start=0, rows=1, samples=1)] * (shape.segments - len(segments))
-    moves = [(move.source, move.target, move.length) for move in planned.moves]
-    moves += [(scratch, scratch, 0)] * (shape.moves - len(moves))
+    segments = [*planned.segments, *[_at_start(scratch, 1, 1)] * (shape.segments - len(planned.segments))]
+    moves = [*planned.moves, *[Move(scratch, scratch, 0)] * (shape.moves - len(planned.moves))]
     given = [prompts[segment.sequence] for segment in planned.prefills]
     numbers = [contract.numbers(prompt, rows) for prompt, rows in zip(given, shape.prefills, strict=True)]
     whole = torch.tensor(_filled(shape, contract, segments, moves, numbers))
@@ -220,60 +216,41 @@ def stage(
     return pieces
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbers:
-    """The integers that the host knows of one segment."""
-
-    slot: int
-    start: int
-    rows: int
-    samples: int
-    tolerance: int = 0
-    guess: tuple[int, int] = (GUESSLESS, 0)
-
-    @classmethod
-    def of(cls, segment: Segment[Any]) -> _Numbers:
-        start = CONTINUES if segment.stage else segment.start
-        guess = (segment.guess.slot, segment.guess.position) if segment.guess else (GUESSLESS, 0)
-        return cls(
-            slot=segment.slot,
-            start=start,
-            rows=segment.length,
-            samples=segment.samples,
-            tolerance=segment.tolerance_bins,
-            guess=guess,
-        )
+def _at_start(slot: int, rows: int, samples: int) -> Segment[Any]:
+    """Rows of no sequence."""
+    return Segment(sequence=None, slot=slot, start=0, length=rows, stage=0, samples=samples)
 
 
 def _filled(
     shape: PassShape,
     contract: PromptContract,
-    segments: Sequence[_Numbers],
-    moves: Sequence[tuple[int, int, int]],
-    numbers: Sequence[Sequence[int]],
+    segments: Sequence[Segment[Any]],
+    moves: Sequence[Move],
+    numbers: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """All integers of a pass: those of its shape, with the sections that vary filled in."""
+    """All integers of a pass: those of its shape, and the sections that vary. numbers: zeros where not given."""
     sections = _sections_of(shape, contract)
     sampled: list[int] = []
     for first, each, count in zip(sections.firsts, segments, shape.samples, strict=True):
-        from_row = first + each.rows - each.samples
+        from_row = first + each.length - each.samples
         sampled += range(from_row, from_row + count)  # padding follows the rows that are sampled
     varying: dict[str, Sequence[int]] = {
         "slots": [each.slot for each in segments],
-        "starts": [each.start for each in segments],
-        "rows": [each.rows for each in segments],
+        "starts": [CONTINUES if each.stage else each.start for each in segments],
+        "rows": [each.length for each in segments],
         "sampled": sampled,
-        "moves": [each for move in moves for each in move],
+        "moves": [each for move in moves for each in (move.source, move.target, move.length)],
     }
     if shape.most_samples > 1:
         sampling = zip(segments, shape.samples, strict=True)
         varying["counts"] = [each.samples for each, samples in sampling if samples]
-        varying["tolerance"] = [each.tolerance for each in segments]
+        varying["tolerance"] = [each.tolerance_bins for each in segments]
     if shape.drafts:
-        prompts = segments[: len(shape.prefills)]
-        varying["guesses"] = [each for row in prompts for each in (*row.guess, row.rows - row.samples + 1)]
+        prompts = [(each, each.guess or GUESSLESS) for each in segments[: len(shape.prefills)]]
+        guesses = ((guess.slot, guess.position, row.length - row.samples + 1) for row, guess in prompts)
+        varying["guesses"] = [each for guess in guesses for each in guess]
     whole = list(sections.constants)
-    for name, values in (*varying.items(), *zip(sections.prefills, numbers, strict=True)):
+    for name, values in (*varying.items(), *zip(sections.prefills, numbers, strict=False)):
         first = sections.parts[name].start
         whole[first : first + len(values)] = values
     return whole

@@ -29,12 +29,9 @@ ONE_PASS_MODES = (Mode.SERIAL,)
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFiles:
-    """The JSON files by which a checkpoint's family is recognised: config.json, and cases.json where recordings are
-    verified.
-    """
+    """The JSON files by which a checkpoint's family is recognised."""
 
     config: Mapping[str, Any]
-    cases: Mapping[str, Any] | None = None
 
 
 def check_kind(config: Mapping[str, Any], key: str, kind: str, *, family: str) -> None:

@@ -90,8 +90,8 @@ def plugins() -> Mapping[str, Plugin]:
     }
 
 
-def family_of(directory: Path, configured: str = "", *, recorded: bool = False) -> Family:
-    """The family of a checkpoint: as configured, or as its files say. recorded: cases.json is one of them.
+def family_of(directory: Path, configured: str = "") -> Family:
+    """The family of a checkpoint: as configured, or as its files say.
 
     ConfigError for a name that is not served, for a plug-in of this name that cannot be used, and where no family
     recognises a checkpoint and two plug-ins have one name; CheckpointError for any other checkpoint that no family
@@ -99,7 +99,7 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
     """
     if configured:
         return _named(configured)
-    found, problems = _search(directory, recorded=recorded)
+    found, problems = _search(directory)
     if found is None:
         config = read_json(directory / "config.json")
         served = f"model: config.json of {directory} has {described_kind(config)}; served: {_names()}"
@@ -108,17 +108,14 @@ def family_of(directory: Path, configured: str = "", *, recorded: bool = False) 
     return found
 
 
-def detected(directory: Path, *, recorded: bool = False) -> Family | None:
-    """The family that recognises a checkpoint's files; None where no family recognises it. recorded: as in
-    `family_of`.
-    """
-    return _search(directory, recorded=recorded)[0]
+def detected(directory: Path) -> Family | None:
+    """The family that recognises a checkpoint's files; None where no family recognises it."""
+    return _search(directory)[0]
 
 
-def _search(directory: Path, *, recorded: bool) -> tuple[Family | None, list[str]]:
+def _search(directory: Path) -> tuple[Family | None, list[str]]:
     """The family of a checkpoint's files; where none recognises them, the plug-ins that could not be loaded."""
-    config = read_json(directory / "config.json")
-    files = CheckpointFiles(config, read_json(directory / "cases.json", required=False) if recorded else None)
+    files = CheckpointFiles(read_json(directory / "config.json"))
     found = next((family for family in FAMILIES if family.detect(files)), None)
     if found is not None:
         return found, []

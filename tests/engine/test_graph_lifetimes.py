@@ -27,8 +27,8 @@ from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.implementations import Implementation
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.models.chat import load_chat_model
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.control.test_lossless import make_engine, make_frames
 from tests.engine.recorded_graphs import FreedMemoryError, record
@@ -71,13 +71,13 @@ def test_a_policy_engine_keeps_what_its_recordings_address(tmp_path):
     torch.set_num_threads(1)
     tiled = Tiled()
     path = write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2))
-    policy = OpenVLAPolicy.load(path, torch.float32, CPU, table=tiled.table())
+    policy = load_openvla(path, torch.float32, CPU, table=tiled.table())
     engine = PolicyEngine(policy, policy.K, 128, table=tiled.table(), graphs=True, record=record)
     frames = make_frames(policy, 4, seed=2)
     results = decode_serially(engine, frames)
     assert len(tiled.tables) > len(engine.graphs) > 1, "a pass with a prefill has one table more, for its last layer"
     assert all(alive(tiled.tables))
-    plain = OpenVLAPolicy.load(path, torch.float32, CPU)
+    plain = load_openvla(path, torch.float32, CPU)
     expected = decode_serially(make_engine(plain, 1), frames)
     assert [each.sampled for each in results] == [each.sampled for each in expected]
     del engine

@@ -13,6 +13,7 @@ from edgeflow.engine.executor import Ticket
 from edgeflow.engine.graphs import Graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
@@ -31,7 +32,7 @@ ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", shift_kv_cha
 def policy(tmp_path_factory):
     torch.set_num_threads(1)
     path = write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2))
-    return OpenVLAPolicy.load(path, torch.float32, CPU, table=ON_THE_DEVICE)
+    return load_openvla(path, torch.float32, CPU, table=ON_THE_DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +150,7 @@ def test_recordings_are_bounded():
 
 
 def test_an_operator_that_reads_places_on_the_host_is_rejected(policy, tmp_path):
-    plain = OpenVLAPolicy.load(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
+    plain = load_openvla(write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2)), torch.float32, CPU)
     engine = PolicyEngine(plain, plain.K, 128, graphs=True, record=record)
     with pytest.raises(Exception, match="packed_attention: this implementation reads slots on the host"):
         decode_serially(engine, make_frames(plain, 1, seed=0))

@@ -19,9 +19,9 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.memory_gate import CHOICES, GateRules
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
@@ -178,7 +178,7 @@ def test_a_grammar_adds_no_host_read_and_no_copy(model: ChatModel, name: str, gr
 @pytest.mark.parametrize("graphs", [False, True])
 def test_control_reads_nothing_and_copies_once_per_pass(tmp_path, graphs: bool, shift: Shift, monkeypatch):
     path = write_checkpoint(tmp_path / "tiny", TinySize(kv_heads=2))
-    policy = OpenVLAPolicy.load(path, torch.float32, CPU, table=REPLAYABLE)
+    policy = load_openvla(path, torch.float32, CPU, table=REPLAYABLE)
     options = {"table": REPLAYABLE, "graphs": graphs, "record": record, "shift": shift}
     engine = PolicyEngine(policy, policy.K, 128, **options)
     engine.launch_ahead = 1

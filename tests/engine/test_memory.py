@@ -32,6 +32,7 @@ from edgeflow.engine.memory import (
 from edgeflow.kernels.kv.formats import DENSE, KVShape, slot_bytes
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.native.linear import missing
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.models.chat import load_chat_model
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaConfig
@@ -180,7 +181,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 def test_the_headers_predict_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
     weights, image_tokens = count_weights(Path(checkpoint), load_config(Path(checkpoint)))
-    policy = OpenVLAPolicy.load(Path(checkpoint), torch.float32, CPU)
+    policy = load_openvla(Path(checkpoint), torch.float32, CPU)
     assert image_tokens == policy.image_tokens
     assert weights.decoder + weights.others == sum(taken.values())
 

@@ -10,6 +10,7 @@ import torch
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed, Pace, PassTimes, PolicyInputs, Speculation, StageProgram
 from edgeflow.ipc.messages import Ping, Pong, WorkerReady
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import CostModel
 from edgeflow.scheduler.forecast import Forecast, ForecastSession, forecast
@@ -33,7 +34,7 @@ CLOSE = 0.05
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory) -> OpenVLAPolicy:
     torch.set_num_threads(1)
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, torch.device("cpu"))
+    return load_openvla(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import rounds_of
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -43,7 +44,7 @@ IMAGES = np.random.default_rng(3).integers(0, 256, (40, 8, 10, 3), np.uint8)
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     torch.set_num_threads(1)
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
+    return load_openvla(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 class WorkerBench:

@@ -14,7 +14,7 @@ from edgeflow.config.chat import ChatConfig, ChatSlot
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import KVName
 from edgeflow.engine.chat.engine import ChatEngine, recorded_shapes
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation
 from edgeflow.engine.chat.grammar import Grammars
 from edgeflow.engine.chat.loop import ChatLoop
 from edgeflow.engine.chat.memory import (
@@ -328,7 +328,9 @@ def _timed(engine: ChatEngine, rows: int, place: int = 0) -> tuple[int, int, int
 def _pass_ns(engine: ChatEngine, generation: Generation, rows: int) -> int:
     """The time of a pass, from its launch until its results are on the host."""
     started_ns = time.perf_counter_ns()
-    run_pass(engine, [generation], rows)
+    ticket = generation.launch(engine, rows)
+    if ticket is not None:
+        generation.commit(*engine.collect(ticket))
     return time.perf_counter_ns() - started_ns
 
 

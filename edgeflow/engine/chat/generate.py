@@ -1,12 +1,10 @@
-"""Chat requests without a worker, by themselves or in shared passes: for the terminal, checks and measurements."""
+"""Chat requests without a worker, by themselves: for the terminal, checks and measurements."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-
-from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine, PromptSource
 from edgeflow.engine.executor import Ticket
@@ -66,62 +64,28 @@ class Generation:
         """The reason the answer ended; None while it goes on."""
         return self.plan.finish
 
+    def launch(self, engine: ChatEngine, chunk: int) -> Ticket[int] | None:
+        """Start its next pass, a token or at most `chunk` rows of its prompt; None where all rows are in flight."""
+        segment = self.plan.next(chunk)
+        return None if segment is None else engine.launch(Pass(0, (segment,)), {segment.sequence: self.source})
 
-@dataclass(frozen=True, slots=True)
-class RequestStep:
-    """The result of a pass for a request: tokens, or None for a chunk of its prompt; and the logits of its sampled rows
-    [n, V], where kept.
-    """
-
-    sampled: Sampled[int] | None
-    logits: Tensor | None
-
-
-def run_pass(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> list[RequestStep]:
-    """Run one pass of requests in different slots, each by a chunk of at most `chunk` rows or a token."""
-    ticket = _launch(engine, generations, chunk)
-    return _commit(engine, ticket, generations) if ticket is not None else []
+    def commit(self, outcome: Sampled[int]) -> Sampled[int] | None:
+        """Take the outcome of a pass; returns what became a part of the answer, None for a chunk of the prompt."""
+        tokens = self.plan.commit(outcome)
+        self.tokens += tokens
+        return replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)]) if tokens else None
 
 
 def generate(engine: ChatEngine, generation: Generation, chunk: int) -> Iterator[Sampled[int] | None]:
     """Run a request by itself, as the worker does; one item per pass: tokens, or None for a chunk of the prompt."""
     running: deque[Ticket[int]] = deque()
     while generation.finish is None:
-        launched = _launch(engine, [generation], chunk)
+        launched = generation.launch(engine, chunk)
         if launched is not None:
             running.append(launched)
         while len(running) > (engine.launch_ahead if launched is not None else 0) and generation.finish is None:
-            (step,) = _commit(engine, running.popleft(), [generation])
-            yield step.sampled
-
-
-def _launch(engine: ChatEngine, generations: Sequence[Generation], chunk: int) -> Ticket[int] | None:
-    """Start a pass; None where all rows of all requests are in flight."""
-    planned = [each.plan.next(chunk) for each in generations]
-    segments = sorted((each for each in planned if each is not None), key=lambda each: each.stage > 0)
-    if not segments:
-        return None
-    sources = {each.plan.slot: each.source for each in generations}
-    return engine.launch(Pass(0, tuple(segments)), sources)
-
-
-def _commit(engine: ChatEngine, ticket: Ticket[int], generations: Sequence[Generation]) -> list[RequestStep]:
-    """The results of those requests that share the pass."""
-    first, rows = 0, dict[int, Tensor]()
-    for segment, samples in zip(ticket.planned.segments, ticket.shape.samples, strict=False):
-        if ticket.logits is not None and samples:
-            rows[segment.sequence] = ticket.logits[first : first + segment.samples]
-        first += samples
-    outcomes = {outcome.sequence: outcome for outcome in engine.collect(ticket)}
-    shared = [(each, each.plan.slot) for each in generations if each.plan.slot in outcomes]
-    return [_step(each, outcomes[slot], rows.get(slot)) for each, slot in shared]
-
-
-def _step(generation: Generation, outcome: Sampled[int], logits: Tensor | None) -> RequestStep:
-    tokens = generation.plan.commit(outcome)
-    generation.tokens += tokens
-    kept = replace(outcome, tokens=tokens, logprobs=outcome.logprobs[: len(tokens)])
-    return RequestStep(kept if tokens else None, logits)
+            (outcome,) = engine.collect(running.popleft())
+            yield generation.commit(outcome)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +106,3 @@ class FixedPrefix:
             engine.collect(engine.launch(Pass(0, (segment,)), {0: source}))
             yield plan.place
         engine.check_memory(self.slot)
-
-    def lend(self, engine: ChatEngine, prompt: Prompt, slot: int) -> int:
-        """Bring what `prompt` shares with this prefix into its slot; returns how many rows are known then.
-
-        Rows that cannot be reused are computed again. In the prefix's own slot nothing moves; there the whole prefix
-        must be shared, as the rest is written over.
-        """
-        shared, placement = min(self.prompt.common(prompt), len(prompt) - 1), engine.placement
-        if slot == self.slot and not placement.shares_slots:
-            raise ValueError("a prompt that folds cannot run in the prefix's slot")
-        known = placement.reusable(len(self.prompt), shared, len(prompt))
-        if slot != self.slot:
-            engine.lend(self.slot, slot, known)
-        elif shared < min(len(self.prompt), len(prompt) - 1):
-            raise ValueError("a prompt that leaves the prefix cannot run in the prefix's slot")
-        return known

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.drafts.drafters import Drafter
-from edgeflow.engine.program import RanRows, ReadRows
+from edgeflow.engine.program import ReadRows
 from edgeflow.engine.sampling.sample import Earlier, SampledRows, SamplingKind, drafted_lines, sample
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.slots import KVSlots
@@ -61,13 +61,15 @@ class DraftVerifier:
         self._state = state
         self._greedy = greedy
 
-    def verify(self, ran: RanRows, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor | None:
-        read = ran.read
-        if ran.logits is None:
+    def verify(
+        self, read: ReadRows, logits: Tensor | None, stage: str, kind: SamplingKind, allowed: Tensor | None = None
+    ) -> Tensor | None:
+        if logits is None:
             self._drafter.draft(read)
             return None
-        choose = _Choose(self._state, self._greedy[ran.stage], ran.logits, kind, allowed)
-        if ran.is_verification:
+        choose = _Choose(self._state, self._greedy[stage], logits, kind, allowed)
+        is_verification = len(logits) > len(read.slots)
+        if is_verification:
             if allowed is not None and len(read.slots) > 1:
                 raise ValueError("drafts under a grammar are verified one sequence at a time")
             verify = self._verify_tree if read.form is DraftForm.TREE else self._verify_chain
@@ -76,7 +78,7 @@ class DraftVerifier:
             places = read.firsts + read.counts
             rows = choose(read.slots, places, None)  # a token from the last row of each segment
             self._state.ids[read.slots, places] = rows.ids
-        verified = read.counts if ran.is_verification else torch.ones_like(read.counts)
+        verified = read.counts if is_verification else torch.ones_like(read.counts)
         finite = rows.finite.view(len(verified), -1)
         at = torch.arange(finite.shape[1], device=finite.device)
         unverified = at >= verified[:, None]

@@ -12,7 +12,7 @@ from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST, Manifest
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.chat import ChatConfig
-from edgeflow.engine.exported.tokens import CPU, ExportedNetwork, TokenGraphs, token_form
+from edgeflow.engine.exported.tokens import CPU, ExportedGraphs, ExportedNetwork, token_form
 from edgeflow.engine.placement import check_host
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.llama import LlamaConfig
@@ -27,7 +27,7 @@ class ExportedTextNetwork(ExportedNetwork):
 
     prompt_row = (1, torch.long)
 
-    def __init__(self, graphs: TokenGraphs, name: str, config: LlamaConfig) -> None:
+    def __init__(self, graphs: ExportedGraphs, name: str, config: LlamaConfig) -> None:
         super().__init__(graphs, name)
         self.config = config
 
@@ -55,7 +55,7 @@ class ExportedChat:
 
     def load(self, runtime: Runtime, *, text: bool = True) -> ChatModel:
         """Load graphs, and tokenizer and chat template if `text`; CheckpointError says what is wrong with them."""
-        graphs = TokenGraphs.load(self.folder, self.manifest, runtime)
+        graphs = ExportedGraphs.load(self.folder, self.manifest, runtime)
         return ChatModel(
             name=self.published.family,
             network=ExportedTextNetwork(graphs, self.published.family, self.text),

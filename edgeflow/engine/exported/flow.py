@@ -19,16 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeflow.artifacts.manifest import KVForm, kv_arrays, zeros
+from edgeflow.artifacts.manifest import kv_arrays, zeros
 from edgeflow.artifacts.sessions import BoundGraph, GraphSession
-from edgeflow.engine.exported.tokens import BOUND, SlotGraph, StepBatch, step_batches
+from edgeflow.engine.exported.tokens import BOUND, CPU, ExportedGraphs, SlotGraph, StepBatch, step_batches
 from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.policy import FlowStages, PrefixInputs, StepInputs
 from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.layout import PackedLayout
 from edgeflow.models.grouped import CROSS
 
-CPU = torch.device("cpu")
 KEPT = 64  # kinds of frames whose masks are kept
 
 
@@ -110,18 +109,10 @@ class BucketMasks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowGraphs:
-    """The loaded graphs."""
+class FlowGraphs(ExportedGraphs):
+    """The loaded graphs, and the buckets of prompts, the one of the fewest tokens first."""
 
-    kv: KVForm
     buckets: tuple[Bucket, ...]
-    """The buckets of prompts, the one of the fewest tokens first."""
-    towers: tuple[GraphSession, ...]
-    """The towers of each bucket."""
-    prefills: tuple[GraphSession, ...]
-    """The prefill of each bucket."""
-    steps: tuple[GraphSession, ...]
-    """The step of each batch size, the smallest first."""
 
     def bucket_of(self, tokens: int) -> int:
         """The index of the smallest bucket for so many tokens; ValueError where there is none."""
@@ -147,15 +138,6 @@ class StaticNetwork:
         return StaticStages(self, sizes, slots)
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The frame of a slot: its bucket, cameras and tokens."""
-
-    bucket: int
-    cameras: int
-    tokens: int
-
-
 class StaticStages:
     """engine/flow/policy.FlowStages of graphs. kv [layers, 2, S, T, KH, D]: graphs read and write it in place. S: at
     least the largest batch.
@@ -172,7 +154,7 @@ class StaticStages:
         self.kv_bytes, self.capacity, self.kinds = self.kv.nbytes, form.positions, form.kinds
         self.graphs = graphs
         self._masks = [BucketMasks(each, sizes, form.kinds, form.positions) for each in graphs.buckets]
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, tuple[int, Mapping[str, Tensor]]] = {}  # bucket and step of the frame of a slot
         self._written = [0] * there  # places of each slot that are not zeros
         self._prefixes = [_Prefix(self, index, masks) for index, masks in enumerate(self._masks)]
         self._steps = {each.graph.batch: _FlowStep(self, each) for each in graphs.steps}
@@ -184,18 +166,17 @@ class StaticStages:
         begin, stepping = rows.segments
         if prefixes is not None:
             for each, pixels, state in zip(begin, prefixes.pixels, prefixes.state, strict=True):
-                held = _Held(self.graphs.bucket_of(len(each.ids)), len(pixels), len(each.ids))
-                self._held[each.slot] = held
-                self._prefixes[held.bucket].run(each.slot, held, pixels, each.ids, state)
+                bucket = self.graphs.bucket_of(len(each.ids))
+                self._held[each.slot] = bucket, self._masks[bucket].step(len(pixels), len(each.ids))
+                self._prefixes[bucket].run(each.slot, pixels, each.ids, state)
         return None if steps is None else self._step(stepping, steps)
 
     def copy_prefix(self, source: int, target: int, rows: int) -> None:  # noqa: ARG002 - the places of a bucket are
         """As in FlowStages; a bucket's places are copied whole."""
-        held = self._held[source]
-        places = self.graphs.buckets[held.bucket].rows
+        self._held[target] = self._held[source]
+        places = self.graphs.buckets[self._held[source][0]].rows
         self.kv[:, :, target, :places] = self.kv[:, :, source, :places]
         self.clear_after(target, places)
-        self._held[target] = held
 
     def clear_after(self, slot: int, places: int) -> None:
         """Note that the first places of a slot are written, and clear what was written after them."""
@@ -213,8 +194,7 @@ class StaticStages:
 
     def mask_of(self, slot: int) -> Mapping[str, Tensor]:
         """The inputs of a step that follow from the frame of a slot."""
-        held = self._held[slot]
-        return self._masks[held.bucket].step(held.cameras, held.tokens)
+        return self._held[slot][1]
 
 
 class _Prefix:
@@ -230,13 +210,14 @@ class _Prefix:
         self._towers = towers.bind(self._given, {"hidden": self._inputs["hidden"]})
         self._into = lru_cache(BOUND)(self._bound)
 
-    def run(self, slot: int, held: _Held, pixels: Tensor, ids: Sequence[int], state: Tensor) -> None:
+    def run(self, slot: int, pixels: Tensor, ids: Sequence[int], state: Tensor) -> None:
         """The keys and values of a frame enter its slot."""
-        given, mask = self._given, self._masks.prefix(held.cameras, held.tokens)
-        given["pixel_values"][: held.cameras] = pixels.numpy()
-        given["pixel_values"][held.cameras :] = 0.0
-        given["prompt_ids"][: held.tokens] = ids
-        given["prompt_ids"][held.tokens :] = 0
+        given, cameras, tokens = self._given, len(pixels), len(ids)
+        mask = self._masks.prefix(cameras, tokens)
+        given["pixel_values"][:cameras] = pixels.numpy()
+        given["pixel_values"][cameras:] = 0.0
+        given["prompt_ids"][:tokens] = ids
+        given["prompt_ids"][tokens:] = 0
         if "state" in given:
             given["state"][0] = state.numpy()
         self._towers.run()

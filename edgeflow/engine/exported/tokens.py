@@ -104,7 +104,7 @@ CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenGraphs:
+class ExportedGraphs:
     """The loaded graphs."""
 
     kv: KVForm
@@ -116,7 +116,7 @@ class TokenGraphs:
     """The step of each batch size, the smallest first."""
 
     @classmethod
-    def load(cls, folder: Path, manifest: Manifest, runtime: Runtime) -> TokenGraphs:
+    def load(cls, folder: Path, manifest: Manifest, runtime: Runtime) -> ExportedGraphs:
         """Compare the files with the manifest and load them; CheckpointError or ConfigError says what is wrong."""
         return cls(kv=manifest.kv, **load_sessions(folder, manifest, runtime))
 
@@ -129,7 +129,7 @@ class ExportedNetwork:
 
     dtype = torch.float32
 
-    def __init__(self, graphs: TokenGraphs, name: str) -> None:
+    def __init__(self, graphs: ExportedGraphs, name: str) -> None:
         self.name = name
         self._graphs = graphs
 
@@ -186,7 +186,7 @@ class Towers:
 class _Store:
     """The graphs over the slots of one store. kv [layers, 2, S, T, KH, D]"""
 
-    def __init__(self, graphs: TokenGraphs, slots: KVSlots) -> None:
+    def __init__(self, graphs: ExportedGraphs, slots: KVSlots) -> None:
         self.kv: Array = slots.data.numpy()
         self._unclean: set[int] = set()
         self._prefills = [_Prefill(*each, self.kv) for each in zip(graphs.towers, graphs.prefills, strict=True)]

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.kv.formats import KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 
@@ -76,7 +77,7 @@ class ChatModes:
         for _ in prefix.compute(engine, PREFIX_CHUNK):
             pass
         for _ in range(2):
-            known = prefix.lend(engine, asked.prompt, slot)
+            known = lend(prefix, engine, asked.prompt, slot)
             (answer,) = _run(engine, [_generation(engine, asked, slot, known)], PREFIX_CHUNK)
         return answer
 

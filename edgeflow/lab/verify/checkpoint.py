@@ -17,6 +17,7 @@ from edgeflow.contract import KVName
 from edgeflow.engine.placement import check_host, choose_device
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, configured_format
 from edgeflow.lab.export.programs import EXPORT
+from edgeflow.lab.verify.bundle import CASES_FILE
 from edgeflow.lab.verify.chat import verify_chat, verify_chat_weights, verify_exported_chat, verify_kv
 from edgeflow.lab.verify.comparison import FP8_BOUNDS, CheckResult, Progress, Results, Verification, exact_float32
 from edgeflow.lab.verify.eagle import verify_eagle
@@ -29,6 +30,9 @@ from edgeflow.lab.verify.policies.openvla import verify as verify_openvla
 from edgeflow.lab.verify.policies.openvla_oft import verify as verify_oft
 from edgeflow.models.published import FAMILIES, read_published
 from edgeflow.models.quantization import reject_conversion
+from edgeflow.policies.family import Family
+from edgeflow.policies.openvla.family import OPENVLA
+from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.registry import family_of
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError
@@ -94,7 +98,7 @@ def verify_checkpoint(
             if artifact is not None:
                 return verify_exported_chat(directory, artifact, progress)
             return _verify_chat(directory, progress, kv, weights, place)
-        known = family_of(directory, family, recorded=True)
+        known = recorded_family(directory, family)
         every_mode = (*known.modes, *([Mode.DEPTH] if Mode.PIPELINED in known.modes else []), Mode.AUTO)
         for mode in modes:
             if mode not in every_mode:
@@ -166,3 +170,14 @@ def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:
         if agree:
             worst = max(agree, key=lambda result: result.deviation / result.tolerance if result.tolerance else 0.0)
             yield mode, replace(worst, quantity=f"{worst.quantity}, the worst of {len(agree)}")
+
+
+def recorded_family(directory: Path, configured: str = "") -> Family:
+    """The family of recordings: as of any checkpoint, or OpenVLA-OFT, whose config.json is that of OpenVLA, where they
+    state its constants.
+    """
+    known = family_of(directory, configured)
+    if known is not OPENVLA or configured:
+        return known
+    constants = read_json(directory / CASES_FILE, required=False).get("constants")
+    return OPENVLA_OFT if isinstance(constants, dict) and "NUM_ACTIONS_CHUNK" in constants else known

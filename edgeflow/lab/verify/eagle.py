@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation
 from edgeflow.engine.drafts.drafters import Drafter
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.program import ReadRows
@@ -24,6 +24,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.slots import SlotState
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
     CheckResult,
@@ -139,7 +140,7 @@ class EagleChecks:
         computed = tuple(notes.reads)
         for _ in range(2):
             notes.begin(computed)
-            known = prefix.lend(engine, prompt, slot)
+            known = lend(prefix, engine, prompt, slot)
             run = run_noted(engine, notes, case, self._noted(case, engine, slot, known), WHOLE)
         return run
 

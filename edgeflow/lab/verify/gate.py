@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.training.gate.whole_texts import run_whole_texts
 from edgeflow.lab.verify.bundle import BundleEntry
@@ -309,7 +310,7 @@ def _each(model: ChatModel, chunk: int, cases: Sequence[GateCase], *, behind: bo
             prefix = FixedPrefix(prompt.head(max(1, len(prompt) // 2)), 1)
             for _ in prefix.compute(engine, chunk):
                 pass
-            known = prefix.lend(engine, prompt, 0)
+            known = lend(prefix, engine, prompt, 0)
             held = len(prefix.prompt) if known else 0
         asked = _watched(engine, case, 0, known, held)
         _answer(engine, [asked], chunk)

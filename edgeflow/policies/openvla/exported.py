@@ -12,7 +12,7 @@ from torch import Tensor
 from edgeflow.artifacts.files import loaded_bytes, open_artifact
 from edgeflow.artifacts.manifest import MANIFEST
 from edgeflow.contract import PROMPT, Stage, StageProgram
-from edgeflow.engine.exported.tokens import CPU, ExportedNetwork, TokenGraphs, Towers, token_form
+from edgeflow.engine.exported.tokens import CPU, ExportedGraphs, ExportedNetwork, Towers, token_form
 from edgeflow.engine.memory import activation_bytes
 from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
@@ -31,7 +31,7 @@ class StaticOpenVLA(OpenVLAFrames):
     kv_format: KVFormat = DENSE
     device = CPU
 
-    def __init__(self, config: OpenVLAConfig, prompter: Prompter, graphs: TokenGraphs) -> None:
+    def __init__(self, config: OpenVLAConfig, prompter: Prompter, graphs: ExportedGraphs) -> None:
         self.decoder = ExportedNetwork(graphs, NAME)
         self._prompter = prompter
         self._towers = [Towers(each) for each in graphs.towers]
@@ -103,7 +103,7 @@ class StaticOpenVLACheckpoint:
     def load(self, placement: Placement) -> StaticOpenVLA:
         """Load graphs and tokenizer; CheckpointError says what is wrong with them."""
         check_host(placement.device, str(placement.dtype).removeprefix("torch."))
-        graphs = TokenGraphs.load(self._directory, self._manifest, placement.runtime)
+        graphs = ExportedGraphs.load(self._directory, self._manifest, placement.runtime)
         prompter = Prompter(self._directory, vicuna=self._config.vicuna_prompt)
         policy = StaticOpenVLA(self._config, prompter, graphs)
         check_text(policy)

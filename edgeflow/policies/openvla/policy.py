@@ -20,7 +20,6 @@ from edgeflow.engine.memory import activation_bytes, written_bytes
 from edgeflow.engine.placement import check_kv
 from edgeflow.engine.policy import Footprint, Placement, PreparedFrame, Vectors
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
-from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.llama import LlamaDecoder
@@ -113,30 +112,11 @@ class OpenVLAPolicy(OpenVLAFrames):
         place = weights.device if preprocess_on_device else None
         super().__init__(config, prompter.ids, self.vision.image_tokens, place=place)
 
-    @classmethod
-    def load(
-        cls,
-        path: Path,
-        dtype: torch.dtype,
-        device: torch.device,
-        *,
-        center_crop: bool = False,
-        **decoder_options: Any,
-    ) -> OpenVLAPolicy:
-        """The policy of a checkpoint directory; CheckpointError says what is wrong with it."""
-        config = load_config(path, center_crop=center_crop)
-        prompter = Prompter(path, vicuna=config.vicuna_prompt)
-        return cls(config, Weights(path, dtype, device), prompter, **decoder_options)
-
     def embed_rows(self, pixel_values: Tensor, ids: Sequence[Tensor]) -> list[Tensor]:
         """[B, C, side, side] and B prompts [t] → B tensors [L_P, E]: BOS, image tokens, the rest of the text."""
         images = self.vision.project(self.vision.features(pixel_values))
         texts = [self.decoder.embed(prompt) for prompt in ids]
         return [torch.cat([text[:1], image, text[1:]]) for text, image in zip(texts, images, strict=True)]
-
-    def embed_prefill(self, pixel_values: Tensor, ids: Sequence[Sequence[int]]) -> list[Tensor]:
-        """`embed_rows` for prompts on the host."""
-        return self.embed_rows(pixel_values, [on_device(prompt, self.device) for prompt in ids])
 
 
 def count_weights(directory: Path, config: OpenVLAConfig) -> tuple[WeightNumbers, int]:

@@ -5,19 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings
+from edgeflow.policies.family import ONE_PASS_MODES, Family, Settings
 from edgeflow.policies.openvla_oft.config import read_checkpoint
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
-
-
-def _detect(files: CheckpointFiles) -> bool:
-    """True only for recordings: config.json is that of OpenVLA."""
-    constants = (files.cases or {}).get("constants")
-    recorded = isinstance(constants, dict) and "NUM_ACTIONS_CHUNK" in constants
-    return recorded and files.config.get("model_type") == "openvla"
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
@@ -38,5 +31,10 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 
 
 OPENVLA_OFT = Family(
-    name="openvla_oft", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load, prepare=_prepare
+    name="openvla_oft",
+    modes=ONE_PASS_MODES,
+    detect=lambda _: False,  # config.json is that of OpenVLA
+    check=read_checkpoint,
+    load=_load,
+    prepare=_prepare,
 )

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify import gate_streaming as streaming
 from edgeflow.lab.verify.gate_streaming import StreamingTwin
@@ -195,12 +196,12 @@ def test_a_prefix_is_lent_to_several_requests(
         list(fixed.compute(engine, chunk))
     ids = [*ids_of(prefix)[: prefix if shared > prefix else shared], *ids_of(own, seed=2)]
     for _ in range(2):
-        known = fixed.lend(engine, model.prompt(ids), 0)
+        known = lend(fixed, engine, model.prompt(ids), 0)
         asked = request(engine, ids, 9, known=known, prefix=len(fixed.prompt) if known else 0)
         list(generate(engine, asked, chunk))
         assert asked.tokens == greedy(base, gate, ids, 9)
     with pytest.raises(ValueError, match="prefix's slot"):
-        fixed.lend(engine, model.prompt(ids), 1)
+        lend(fixed, engine, model.prompt(ids), 1)
 
 
 @pytest.mark.parametrize("positions", CHOICES["positions"])
@@ -308,7 +309,7 @@ def test_a_prefix_with_a_memory_that_is_not_finite_is_rejected(model: ChatModel,
     assert failed.value.reason == Reason.MEMORY_NOT_FINITE
     list(fixed.compute(engine, 8))
     ids = [*ids_of(30), *ids_of(5, seed=2)]
-    asked = request(engine, ids, 9, known=fixed.lend(engine, model.prompt(ids), 0), prefix=30)
+    asked = request(engine, ids, 9, known=lend(fixed, engine, model.prompt(ids), 0), prefix=30)
     list(generate(engine, asked, 8))
     assert asked.tokens == greedy(base, gate, ids, 9)
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.engine.chat.engine import ChatEngine, PromptChunk, PromptSource
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.kernels.kv.formats import DENSE, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import Pass, Segment
@@ -146,7 +147,7 @@ def test_a_fixed_prefix_changes_no_token(model: ChatModel, shared: str, own: lis
         prompt = model.prompt([*_unexpanded(base), *model.tokenizer.encode(text, special=False)], images)
         wanted = whole(model, prompt, 4)
         for slot in (1, 2):
-            known = prefix.lend(engine, prompt, slot)
+            known = lend(prefix, engine, prompt, slot)
             assert known == len(prefix.prompt)
             first = greedy(engine, prompt, slot, known).plan.next(CAPACITY)
             assert first is not None
@@ -168,14 +169,14 @@ def test_a_prompt_that_leaves_the_prefix_shares_what_it_can(model: ChatModel):
     list(prefix.compute(engine, 4))
     other = model.text_prompt("shared but not")
     with pytest.raises(ValueError, match="leaves the prefix"):
-        prefix.lend(engine, other, 0)
-    known = prefix.lend(engine, other, 1)
+        lend(prefix, engine, other, 0)
+    known = lend(prefix, engine, other, 1)
     assert known == len("shared ")
     generation = greedy(engine, other, 1, known)
     list(generate(engine, generation, 3))
     assert generation.tokens == whole(model, other, 6)
     same = model.text_prompt("shared and then")
-    assert prefix.lend(engine, same, 0) == len(same) - 1, "one row is always computed: its logits give a token"
+    assert lend(prefix, engine, same, 0) == len(same) - 1, "one row is always computed: its logits give a token"
 
 
 def test_sampled_answers_do_not_depend_on_how_passes_are_cut(model: ChatModel):

@@ -12,13 +12,14 @@ import torch
 from edgeflow.config.chat import ChatConfig
 from edgeflow.engine.chat.build import BuiltChat, build_chat
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, generate, run_pass
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.executor import Executor, Stamp
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.chat_messages import ChatDone, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import Message
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.shared_passes import run_pass
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes

@@ -21,6 +21,7 @@ from edgeflow.engine.policy import LoadOptions
 from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, FP8, INT4, INT8, KVFormat, KVShape
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.comparison import mismatches_but_ties
 from edgeflow.lab.verify.offline import decode_arrivals
@@ -50,7 +51,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(checkpoint: Path) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    return load_openvla(checkpoint, torch.float32, CPU)
 
 
 def make_engine(policy: OpenVLAPolicy, kv_format: KVFormat, sessions: int = 1) -> PolicyEngine:
@@ -73,7 +74,7 @@ def replayable(checkpoint: Path) -> dict[KVFormat, tuple[OpenVLAPolicy, Operator
     found = {}
     for kv_format, written in ((INT8, {}), (INT4, {"rope_write_kv": "on_device"})):
         table = built_in_table().forcing(packed_attention="masked", shift_kv_chain="indexed", linear="gemm", **written)
-        found[kv_format] = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table), table
+        found[kv_format] = load_openvla(checkpoint, torch.float32, CPU, table=table), table
     return found
 
 
@@ -153,14 +154,14 @@ def test_replayed_tokens_are_those_of_serial_decoding(replayable, serial, kv_for
 @pytest.mark.parametrize("shift", Shift)
 def test_drafts_of_thirty_two_tokens_in_four_bits(serial: SerialTwin, tmp_path_factory, shift: Shift):
     path = write_checkpoint(tmp_path_factory.mktemp("wide"), TinySize(actions=32))
-    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    policy = load_openvla(path, torch.float32, CPU)
     frames = alike(policy, 6, seed=1)
     run = OfflineRun(make_engine(policy, INT4), Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
     assert_alike(run.decode([frames])[0], serial(policy, frames, INT4), INT4)
 
 
 def test_four_bits_serve_no_more_drafts_than_a_group(tmp_path: Path):
-    policy = OpenVLAPolicy.load(write_checkpoint(tmp_path, TinySize(actions=33)), torch.float32, CPU)
+    policy = load_openvla(write_checkpoint(tmp_path, TinySize(actions=33)), torch.float32, CPU)
     with pytest.raises(ConfigError, match="int4 serves at most 32 action tokens, this checkpoint has 33"):
         PolicyEngine(policy, policy.K, 128, kv_format=INT4)
 

@@ -15,6 +15,7 @@ from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_ser
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.packed_attention import naive_gather, reference
 from edgeflow.kernels.slots_in_place import slots_in_place
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler
@@ -37,7 +38,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def policy(checkpoint):
-    return OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    return load_openvla(checkpoint, torch.float32, CPU)
 
 
 def make_engine(policy: OpenVLAPolicy, sessions: int) -> PolicyEngine:
@@ -88,8 +89,8 @@ def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, 
 @pytest.mark.parametrize("attention", [naive_gather, slots_in_place])
 def test_attention_candidates_give_the_reference_tokens(checkpoint, policy, attention):
     frames = make_frames(policy, 9, seed=5)
-    plain = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, attention=reference)
-    candidate = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, attention=attention)
+    plain = load_openvla(checkpoint, torch.float32, CPU, attention=reference)
+    candidate = load_openvla(checkpoint, torch.float32, CPU, attention=attention)
     run = OfflineRun(make_engine(candidate, 1), Scheduler(limits_for(policy.K)), [Mode.PIPELINED])
     assert_equal(run.decode([frames])[0], decode_serially(make_engine(plain, 1), frames))
 

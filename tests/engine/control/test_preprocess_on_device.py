@@ -9,6 +9,7 @@ import torch
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.offline import OfflineRun, decode_serially, limits_for
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.config import ImageConfig
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import DevicePreprocessor
@@ -37,7 +38,7 @@ def frames(policy: OpenVLAPolicy) -> list[PreparedFrame]:
 
 def test_tokens_are_those_of_frames_preprocessed_on_the_host(checkpoint):
     host, device = (
-        OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE, preprocess_on_device=on_device)
+        load_openvla(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE, preprocess_on_device=on_device)
         for on_device in (False, True)
     )
     for ours, theirs in zip(frames(device), frames(host), strict=True):

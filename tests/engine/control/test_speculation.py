@@ -17,6 +17,7 @@ from edgeflow.engine.control.warmup import EIGHT_BITS, deviations, nudged
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.lab.verify.offline import decode_arrivals
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.plan import FrameRef, Leaving, Pass, Segment, SlotPosition
@@ -39,7 +40,7 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def policy(checkpoint) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    return load_openvla(checkpoint, torch.float32, CPU)
 
 
 def make_engine(policy: OpenVLAPolicy, sessions: int = 1, **options: bool) -> PolicyEngine:
@@ -118,7 +119,7 @@ def test_any_arrival_pattern(
 @pytest.mark.parametrize("shift", Shift)
 def test_an_answer_of_thirty_two_tokens(tmp_path_factory, shift: Shift):
     path = write_checkpoint(tmp_path_factory.mktemp("wide"), TinySize(actions=32))
-    policy = OpenVLAPolicy.load(path, torch.float32, CPU)
+    policy = load_openvla(path, torch.float32, CPU)
     assert policy.K == 32
     frames = alike(policy, 6, seed=1)
     engine = PolicyEngine(policy, policy.K, capacity=128, keep_logits=True)
@@ -231,9 +232,9 @@ def test_guesses_that_are_not_finite_are_reported(policy):
 def test_weights_of_eight_bits_meet_all_rows_alike(serial: SerialTwin, checkpoint):
     """As nearly as rows of 8 bits are alike in passes of other shapes, where float32 sums differ in their last bits."""
     table = built_in_table().converting("fp8")
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    policy = load_openvla(checkpoint, torch.float32, CPU, table=table)
     frames = alike(policy, 9, seed=2)
-    exact = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    exact = load_openvla(checkpoint, torch.float32, CPU)
     right = answers(serial(policy, frames))
     (found,) = OfflineRun(make_engine(policy), Scheduler(limits_for(policy.K)), [Mode.SPECULATIVE]).decode([frames])
     rounding = deviations(list(right.values()), serial(policy, nudged(frames, EIGHT_BITS)))
@@ -258,7 +259,7 @@ def test_attention_that_reads_places_is_known(policy):
 def test_a_finished_frame_in_one_more_pass_stays_in_its_slot(checkpoint, samples: int):
     """It was launched before the host knew. With the longest prompt its rows lie after the last position."""
     table = built_in_table().forcing(packed_attention="masked")
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=table)
+    policy = load_openvla(checkpoint, torch.float32, CPU, table=table)
     engine = PolicyEngine(policy, policy.K, 64, table=table)
     engine.contract.state.length[0] = engine.kv.capacity
     others = engine.kv.data[:, :, 1:].clone(), engine.contract.state.ids[1:].clone()

@@ -15,7 +15,7 @@ from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes
 from edgeflow.engine.placement import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow.worker.build import build_engine
@@ -45,7 +45,7 @@ def checkpoint(tmp_path_factory):
 )
 def test_every_shape_of_random_sessions_is_recorded(checkpoint, shift: Shift, sessions: int):
     """Robots of different modes and instructions, whose frames come at any time; every depth with two sessions."""
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
+    policy = load_openvla(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
     options = {"table": ON_THE_DEVICE, "graphs": True, "record": record, "shift": shift}
     engine = PolicyEngine(policy, sessions * policy.K, CAPACITY, **options)
     steps: list[tuple[str, int, int]] = []
@@ -72,7 +72,7 @@ def test_every_shape_of_random_sessions_is_recorded(checkpoint, shift: Shift, se
 
 
 def test_passes_that_cannot_be_recorded_run_eagerly_unless_graphs_are_required(checkpoint):
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU)
+    policy = load_openvla(checkpoint, torch.float32, CPU)
     engine = PolicyEngine(policy, policy.K, CAPACITY, graphs=True, record=record)
     with pytest.raises(ConfigError, match="graphs: packed_attention: this implementation reads slots on the host"):
         record_passes(engine, quiet, required=True)
@@ -85,7 +85,7 @@ def test_after_a_capture_that_failed_nothing_runs_eagerly(checkpoint):
     def fails(program: object) -> None:
         raise CaptureError("graphs: not permitted")
 
-    policy = OpenVLAPolicy.load(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
+    policy = load_openvla(checkpoint, torch.float32, CPU, table=ON_THE_DEVICE)
     engine = PolicyEngine(policy, policy.K, CAPACITY, graphs=True, record=fails)
     with pytest.raises(CaptureError):
         record_passes(engine, quiet, required=False)

@@ -13,6 +13,7 @@ from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_ser
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.ipc.messages import OpenSession
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import FrameRef, Leaving
@@ -47,7 +48,7 @@ def policy(tmp_path_factory) -> OpenVLAPolicy:
     torch.set_num_threads(1)
     norm_stats = {key: {"action": statistics(width)} for key, width in KEYS.items()}
     path = write_checkpoint(tmp_path_factory.mktemp("tiny"), TinySize(kv_heads=2), norm_stats=norm_stats)
-    return OpenVLAPolicy.load(path, torch.float32, CPU, table=ON_THE_DEVICE)
+    return load_openvla(path, torch.float32, CPU, table=ON_THE_DEVICE)
 
 
 @pytest.fixture(scope="module")

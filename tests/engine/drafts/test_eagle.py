@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import Eagle
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.eagle3.trees import TreeSizes
@@ -98,7 +99,7 @@ def test_rows_after_a_prefix(model: ChatModel, head: Eagle3Head):
             pass
         for slot, text in ((1, " and more"), (2, " but"), (1, " so")):
             whole = [*ids, *model.tokenizer.encode(text, special=False)]
-            known = prefix.lend(engine, prompt_of(model, whole), slot)
+            known = lend(prefix, engine, prompt_of(model, whole), slot)
             assert known == len(prefix.prompt) - 1
             check(lambda each: engine_of(model, each), kind, whole, slot, 8, known, engine)
 

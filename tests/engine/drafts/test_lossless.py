@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate, run_pass
+from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
 from edgeflow.engine.drafts.kinds import DraftKind, Eagle, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.shared_passes import lend, run_pass
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.eagle3.trees import TreeSizes
@@ -122,7 +123,7 @@ def test_a_fixed_prefix_in_its_slot_and_copied(model: ChatModel, head: Eagle3Hea
             wanted = undrafted(model, prompt, 12, 96)
             if isinstance(kind, Knowing):
                 taught(kind, prompt, wanted, slot)
-            known = prefix.lend(engine, prompt, slot)
+            known = lend(prefix, engine, prompt, slot)
             assert known == len(base) - (1 if isinstance(kind, Eagle) else 0)
             params = SamplingParams(max_tokens=12)
             generation = Generation(engine, prompt, params, slot, known=known, prefix=len(base), ignore_stop=True)

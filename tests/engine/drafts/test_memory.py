@@ -13,6 +13,7 @@ from edgeflow.engine.chat.generate import FixedPrefix, Generation, generate
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.drafts.kinds import DraftKind, Lookup
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.shared_passes import lend
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.eagle3.head import Eagle3Head
 from edgeflow.models.memory_gate import GateRules
@@ -127,5 +128,5 @@ def test_a_prefix_is_lent(model: ChatModel, head: Eagle3Head, prefix: int):
         for _ in fixed.compute(engine, 7):
             pass
         for _ in range(2):
-            known = fixed.lend(engine, model.prompt(ids), 0)
+            known = lend(fixed, engine, model.prompt(ids), 0)
             assert asked(engine, ids, count=20, known=known, prefix=prefix if known else 0).tokens == wanted

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, generate, run_pass
+from edgeflow.engine.chat.generate import Generation, generate
 from edgeflow.engine.drafts.kinds import Lookup
 from edgeflow.engine.sampling.params import MAX_LOGPROBS, SamplingParams
 from edgeflow.engine.sampling.sample import TokenLogprobs
+from edgeflow.lab.shared_passes import run_pass
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.scheduler.plan import DraftForm

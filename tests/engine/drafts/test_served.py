@@ -16,6 +16,7 @@ from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.ipc.chat_messages import ChatDone, ChatRejected, ChatStart, ChatStop, ChatToken, PrefixSet, SetPrefix
 from edgeflow.ipc.messages import FrameResult, OpenSession
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.cost import ChunkTimes
@@ -39,7 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
+    return load_openvla(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
 
 
 def bench_of(

@@ -18,7 +18,7 @@ from edgeflow.engine.chat.engine import TextTokens
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.exported.chat import ExportedTextNetwork
-from edgeflow.engine.exported.tokens import TokenGraphs
+from edgeflow.engine.exported.tokens import ExportedGraphs
 from edgeflow.engine.policy import LoadOptions, Placement, PreparedFrame
 from edgeflow.kernels.kv.formats import CONFIGURED
 from edgeflow.kernels.kv.layout import PackedLayout, Span
@@ -74,7 +74,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatModel, ChatMod
     towers, prefills, steps = (
         tuple(GraphSession(folder, each, Runtime()) for each in manifest.of(stage)) for stage in StageName
     )
-    graphs = TokenGraphs(kv=manifest.kv, towers=towers, prefills=prefills, steps=steps)
+    graphs = ExportedGraphs(kv=manifest.kv, towers=towers, prefills=prefills, steps=steps)
     own = replace(config, max_position_embeddings=POSITIONS)
     return chat_model(decoder(config)), chat_model(ExportedTextNetwork(graphs, "llama", own))
 

@@ -7,11 +7,12 @@ import torch
 from safetensors import safe_open
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, run_pass
+from edgeflow.engine.chat.generate import Generation
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.lab.demo.chat.evaluate import NEEDED, Answerer, eval_chat_command, evaluate_chat, held_out_dialogs
 from edgeflow.lab.demo.chat.small_talk import GREETING, IDENTITY, NO_STATE, REFUSAL
 from edgeflow.lab.demo.chat.tokenizer import train_tokenizer
+from edgeflow.lab.shared_passes import run_pass
 from edgeflow.model_paths import EMBEDDED_CHAT_MODEL
 from edgeflow.models.chat import load_chat_model
 

@@ -28,6 +28,7 @@ from edgeflow.lab.gpu.subjects.floors import (
     vision_work,
 )
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_frames, random_policy
+from edgeflow.lab.openvla_policy import embed_prefill
 from edgeflow.models.llama import LlamaConfig
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def test_random_policies_repeat_and_frames_differ():
     first, second = (random_policy(TINY, CPU, torch.float32) for _ in range(2))
     frames = random_frames(TINY, first, 2)
     embedded = [
-        policy.embed_prefill(frames[0].pixel_values[None], [frames[0].prompt_ids])[0] for policy in (first, second)
+        embed_prefill(policy, frames[0].pixel_values[None], [frames[0].prompt_ids])[0] for policy in (first, second)
     ]
     assert torch.equal(*embedded) and embedded[0].shape == (TINY.rows, 64)
     assert not torch.equal(frames[0].pixel_values, frames[1].pixel_values)

@@ -22,7 +22,7 @@ from edgeflow.lab.gpu.subjects.random_policy import (
     random_policy,
     write_checkpoint,
 )
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.lab.openvla_policy import embed_prefill, load_openvla
 from tests.lab.verify.policies.test_openvla import recorded  # noqa: F401 - a fixture
 
 CPU = torch.device("cpu")
@@ -65,10 +65,10 @@ def test_commands_need_their_packages(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_is_written_is_the_random_policy(tmp_path):
     size = SIZES["tiny"]
-    loaded = OpenVLAPolicy.load(write_checkpoint(size, tmp_path, CPU, torch.float32), torch.float32, CPU)
+    loaded = load_openvla(write_checkpoint(size, tmp_path, CPU, torch.float32), torch.float32, CPU)
     made = random_policy(size, CPU, torch.float32)
     (frame,) = random_frames(size, made, 1)
-    hidden = [policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])[0] for policy in (loaded, made)]
+    hidden = [embed_prefill(policy, frame.pixel_values[None], [frame.prompt_ids])[0] for policy in (loaded, made)]
     assert torch.equal(*hidden) and size.stages == loaded.K and len(loaded.prompt_ids("grasp the handle")) > 10
 
 

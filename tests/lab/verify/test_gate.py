@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.chat.generate import Generation, run_pass
+from edgeflow.engine.chat.generate import Generation
 from edgeflow.engine.chat.memory import folding_of, memory_format
 from edgeflow.engine.sampling.params import SamplingParams
+from edgeflow.lab.shared_passes import run_pass
 from edgeflow.lab.training.gate.plain_base import PlainBase
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.gate import run_at_once, verify_served, verify_twins

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
+from edgeflow.lab.openvla_policy import embed_prefill, load_openvla
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.models.llama import LlamaConfig
 from edgeflow.policies.openvla.config import load_config
@@ -28,7 +29,7 @@ IMAGE = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
 
 
 def load(directory: Path, **options) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(directory, torch.float32, CPU, **options)
+    return load_openvla(directory, torch.float32, CPU, **options)
 
 
 def change(path: Path, **entries: object) -> None:
@@ -45,7 +46,7 @@ def rename_tensors(directory: Path, old: str, new: str) -> None:
 @torch.inference_mode()
 def greedy(policy: OpenVLAPolicy, instruction: str = "pick up the cup") -> tuple[list[int], torch.Tensor]:
     """K tokens of one frame, a pass each, and the first pass's logits [V]."""
-    (hidden,) = policy.embed_prefill(policy.preprocess(IMAGE)[None], [policy.prompt_ids(instruction)])
+    (hidden,) = embed_prefill(policy, policy.preprocess(IMAGE)[None], [policy.prompt_ids(instruction)])
     kv = policy.decoder.kv_slots(1, len(hidden) + policy.K)
     tokens, first, start = [], None, 0
     while len(tokens) < policy.K:
@@ -69,7 +70,7 @@ def test_properties_of_a_policy(directory: Path):
     ids = policy.prompt_ids("go")
     pixels = policy.preprocess(IMAGE)
     assert pixels.shape == (6, 28, 28) and pixels.dtype == torch.float32
-    first, second = policy.embed_prefill(torch.stack([pixels, 1 - pixels]), [ids, ids[:3]])
+    first, second = embed_prefill(policy, torch.stack([pixels, 1 - pixels]), [ids, ids[:3]])
     assert first.shape == (4 + len(ids), 32) and second.shape == (4 + 3, 32)
     text = policy.decoder.embed(torch.tensor(ids))
     assert torch.equal(first[0], text[0]) and torch.equal(first[5:], text[1:])
@@ -199,7 +200,7 @@ def test_datasets_of_different_widths(directory: Path):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_gives_nearly_the_same_logits(directory: Path, dtype: torch.dtype):
-    narrow = OpenVLAPolicy.load(directory, dtype, CPU)
+    narrow = load_openvla(directory, dtype, CPU)
     expected, found = greedy(load(directory))[1], greedy(narrow)[1]
     assert found.dtype == dtype
     assert torch.nn.functional.cosine_similarity(found.float(), expected, dim=0) > 0.999
@@ -230,7 +231,7 @@ def test_every_stage_equals_the_original(case: int):
     for found, name in zip(features, ("dino_patches", "siglip_patches"), strict=True):
         assert (found - expected[name]).abs().max() <= 1e-4
     assert (policy.vision.project(features) - expected["projected"]).abs().max() <= 1e-4
-    (hidden,) = policy.embed_prefill(pixels, [ids])
+    (hidden,) = embed_prefill(policy, pixels, [ids])
     kv = policy.decoder.kv_slots(1, len(hidden))
     out = policy.decoder.forward(hidden, PackedLayout.of([Span(0, 0, len(hidden))], CPU), kv)
     assert (policy.decoder.logits(out[-1:], "prefill")[0] - expected["prefill_last_logits"]).abs().max() <= 1e-4

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgeflow.engine.policy import LoadOptions
+from edgeflow.lab.verify.checkpoint import recorded_family
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
@@ -29,13 +30,13 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_oft_is_recognised_only_in_recordings(directory: Path):
-    assert family_of(directory).name == family_of(directory, recorded=True).name == "openvla"
+    assert family_of(directory).name == recorded_family(directory).name == "openvla"
     assert family_of(directory, "openvla_oft").name == "openvla_oft"
     (directory / "cases.json").write_text(json.dumps({"constants": {"NUM_ACTIONS_CHUNK": 8}}))
     assert family_of(directory).name == "openvla"
-    assert family_of(directory, recorded=True).name == "openvla_oft"
+    assert recorded_family(directory).name == "openvla_oft"
     (directory / "cases.json").write_text(json.dumps({"constants": [8]}))
-    assert family_of(directory, recorded=True).name == "openvla"
+    assert recorded_family(directory).name == "openvla"
 
 
 def test_a_head_beside_openvla_is_rejected_with_the_line_to_add(directory: Path):

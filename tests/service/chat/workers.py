@@ -20,6 +20,7 @@ from edgeflow.engine.chat.memory import read_long
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.packets import packet_pair
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -46,7 +47,7 @@ class Loaded:
 
 
 def load(policy_path: Path, path: Path) -> Loaded:
-    policy = OpenVLAPolicy.load(policy_path, torch.float32, CPU)
+    policy = load_openvla(policy_path, torch.float32, CPU)
     return Loaded(policy_path, path, policy, load_chat_model(path, torch.float32, CPU))
 
 

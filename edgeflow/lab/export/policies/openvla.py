@@ -13,6 +13,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.export.graphs.tokens import TokenExport, token_program
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.tokens import prompt_text
@@ -24,7 +25,7 @@ TEXT = 64
 def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
     """All stages of a checkpoint; ConfigError for buckets that do not fit into its positions."""
     shapes.no_positions("openvla")
-    policy = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"), table=static_table())
+    policy = load_openvla(directory, torch.float32, torch.device("cpu"), table=static_table())
     most = policy.config.text.max_position_embeddings - policy.image_tokens - policy.K
     text = shapes.texts(min(TEXT, most), most, f"the model has {policy.config.text.max_position_embeddings} positions")
 

@@ -21,6 +21,7 @@ from edgeflow.lab.gpu.section_order import Found
 from edgeflow.lab.gpu.section_setting import SectionSetting, SkipError
 from edgeflow.lab.gpu.subjects.engines import engine_of, policy_of
 from edgeflow.lab.gpu.subjects.random_policy import TEXT_SIZES, PolicySize, policy_tensors, random_frames
+from edgeflow.lab.openvla_policy import embed_prefill
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 
 FEWEST = 3
@@ -72,7 +73,7 @@ class _DecodeFrame:
     @torch.inference_mode()
     def __call__(self, frame: PreparedFrame) -> list[int]:
         pixels = frame.pixel_values[None].to(self._device)
-        (hidden,) = self._policy.embed_prefill(pixels, [frame.prompt_ids])
+        (hidden,) = embed_prefill(self._policy, pixels, [frame.prompt_ids])
         mask = torch.ones(1, len(hidden), dtype=torch.long, device=self._device)
         out = self._llama.generate(
             inputs_embeds=hidden[None], attention_mask=mask, max_new_tokens=self._stages, do_sample=False

@@ -16,6 +16,7 @@ from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.openvla_policy import embed_prefill
 from edgeflow.policies.family import Family
 from edgeflow.policies.flow.config import DEFAULTS_FILE
 from edgeflow.text.checkpoint_json import read_json
@@ -64,7 +65,7 @@ class ServedPolicy:
         tokens.
         """
         for frame, tokens in zip(self.prepared, list(self.tokens()), strict=True):
-            (prompt,) = self.policy.embed_prefill(frame.pixel_values[None], [frame.prompt_ids])
+            (prompt,) = embed_prefill(self.policy, frame.pixel_values[None], [frame.prompt_ids])
             yield torch.cat([prompt, self.policy.decoder.embed(torch.tensor(tokens[:-1]))]), tokens
 
     @torch.inference_mode()

@@ -29,6 +29,7 @@ from edgeflow.kernels.kv.formats import CONFIGURED, DENSE, KVFormat, check_actio
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.openvla_policy import embed_prefill, load_openvla
 from edgeflow.lab.verify.bundle import RecordedCase, read_cases, read_image
 from edgeflow.lab.verify.comparison import (
     FEATURE_TOLERANCE,
@@ -147,7 +148,7 @@ def _program(directory: Path) -> StageProgram:
 def _weights_cost(directory: Path, weights: str, device: torch.device) -> Results:
     """Logits and tokens with weights and rows in another precision, compared with float32."""
     table = operator_table(None, weights, device, torch.float32)
-    exact, other = (OpenVLAPolicy.load(directory, torch.float32, device, table=each) for each in (None, table))
+    exact, other = (load_openvla(directory, torch.float32, device, table=each) for each in (None, table))
     results: Results = []
     for case in (prepared(case, exact) for case in read_bundle(directory)):
         wanted, found = (_forced(case, policy) for policy in (exact, other))
@@ -163,7 +164,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
     """
     check_action_tokens("kv", kv_format, load_config(directory).action_width)
     table = operator_table(asked.operators, "float", asked.device, torch.float32)
-    policy = OpenVLAPolicy.load(directory, torch.float32, asked.device, table=table)
+    policy = load_openvla(directory, torch.float32, asked.device, table=table)
     cases, mode = [prepared(case, policy) for case in read_bundle(directory)], f"{kv_format.name} KV"
     results: Results = []
     for case in cases:
@@ -191,7 +192,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
 def _forced(case: _PreparedCase, policy: OpenVLAPolicy, kv_format: KVFormat = DENSE) -> Tensor:
     """Logits [K, V] of the recorded action tokens, each given the recorded tokens before it."""
     device = policy.device
-    (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+    (rows,) = embed_prefill(policy, case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
     before = torch.tensor(case.recorded.action_token_ids[:-1], device=device)
     hidden = torch.cat([rows, policy.decoder.embed(before)])
     layout = PackedLayout.of([Span(0, 0, len(hidden))], device)
@@ -207,7 +208,7 @@ def verify_bundle(
     device: torch.device = CPU,
 ) -> list[CheckResult]:
     """Every comparison of a policy's bundle, case by case; CheckpointError if it is not one."""
-    policy = OpenVLAPolicy.load(directory, torch.float32, device, table=table)
+    policy = load_openvla(directory, torch.float32, device, table=table)
     cases = [prepared(case, policy) for case in read_bundle(directory)]
     results: list[CheckResult] = []
     for index, case in enumerate(cases):
@@ -261,7 +262,7 @@ def _check_vision(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.devi
 def _check_hidden(case: _PreparedCase, policy: OpenVLAPolicy, device: torch.device) -> Iterator[CheckResult]:
     """Compare the prefill's last row, the input of the head."""
     if "final_hidden_last" in case.recorded.tensors:
-        (rows,) = policy.embed_prefill(case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
+        (rows,) = embed_prefill(policy, case.frame.pixel_values[None].to(device), [case.frame.prompt_ids])
         layout = PackedLayout.of([Span(0, 0, len(rows))], device)
         hidden = policy.decoder.forward(rows, layout, policy.decoder.kv_slots(1, len(rows)))
         found = policy.decoder.final_norm(hidden[layout.sampled_rows], "prefill")[0]

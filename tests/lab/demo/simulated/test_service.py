@@ -15,7 +15,7 @@ from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from tests.tiny_checkpoint import write_checkpoint
 
@@ -28,7 +28,7 @@ AT_ONCE = PassTimes(stages=7, prefill_ns=0, two_prefills_ns=0, packed_ns=0, deco
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
     torch.set_num_threads(1)
-    policy = OpenVLAPolicy.load(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
+    policy = load_openvla(write_checkpoint(tmp_path_factory.mktemp("tiny")), torch.float32, CPU)
     return PolicyEngine(policy, policy.K, 160)
 
 

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.contract import Pace
 from edgeflow.lab.demo.training import network
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.lab.verify.comparison import exact_float32
 from edgeflow.lab.verify.policies.openvla import verify_bundle
-from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 from tests.engine.emulated_device import OTHER, other_device
@@ -69,7 +69,7 @@ def recorded(tmp_path_factory) -> Path:
     plain.load_state_dict(weights)
     image = np.random.default_rng(0).integers(0, 256, (size.side, size.side, 3), np.uint8)
     Image.fromarray(image).save(directory / "frame.png")
-    prompter = OpenVLAPolicy.load(directory, torch.float32, torch.device("cpu"))
+    prompter = load_openvla(directory, torch.float32, torch.device("cpu"))
     ids = prompter.prompt_ids("Stack the cups")
     tokens = plain.predict(torch.from_numpy(image)[None], torch.tensor([ids]), size.actions)[0].tolist()
     with torch.inference_mode():

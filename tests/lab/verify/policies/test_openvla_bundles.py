@@ -16,6 +16,7 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import PreparedFrame
+from edgeflow.lab.openvla_policy import load_openvla
 from edgeflow.lab.verify.policies.openvla import verify_bundle
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
 from edgeflow.policies.openvla.preprocess import Preprocessor
@@ -74,7 +75,7 @@ def record(directory: Path, policy: OpenVLAPolicy, name: str, key: str) -> tuple
 def bundle(tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     directory = write_checkpoint(tmp_path_factory.mktemp("bundle"), TinySize(kv_heads=2), norm_stats=STATISTICS)
-    policy = OpenVLAPolicy.load(directory, torch.float32, CPU)
+    policy = load_openvla(directory, torch.float32, CPU)
     entries, tensors = [], {}
     for index, name in enumerate(PICTURES):
         entry, its_tensors = record(directory, policy, name, ("wide", "narrow")[index % 2])

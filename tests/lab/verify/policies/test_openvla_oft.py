@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from edgeflow.kernels.kv.layout import PackedLayout
-from edgeflow.lab.verify.checkpoint import verify_checkpoint
+from edgeflow.lab.verify.checkpoint import recorded_family, verify_checkpoint
 from edgeflow.lab.verify.comparison import CheckResult, Verification
 from edgeflow.lab.verify.policies.openvla_oft import verify
 from edgeflow.policies.openvla.tokens import Prompter
@@ -64,7 +64,7 @@ def test_the_recorded_bundle_passes():
 
 @pytest.mark.oracle("openvla-oft-tiny")
 def test_a_bundle_is_recognised_where_recordings_are_verified():
-    assert family_of(ORACLE, recorded=True).name == "openvla_oft"
+    assert recorded_family(ORACLE).name == "openvla_oft"
     assert family_of(ORACLE).name == "openvla"
 
 
