@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.flow.frames import RTCSettings
-from edgeflow.engine.flow.program import Steps
 from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.models.grouped import CROSS, JOINT
-from edgeflow.scheduler.plan import FrameRef, Segment
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.types import Mode
@@ -29,14 +27,6 @@ from tests.engine.flow.tiny_flow import SHAPES, TinyFlowPolicy, random_frames
 from tests.engine.flow.twin import FlowTwin
 from tests.engine.recorded_graphs import record
 from tests.engine.test_graphs import ON_THE_DEVICE
-
-
-class ClonedSteps(KeptSteps):
-    """The next replay of a shape overwrites its outputs."""
-
-    def __call__(self, segments: Sequence[Segment[FrameRef]], steps: Steps) -> None:
-        own = Steps(**{each.name: getattr(steps, each.name).clone() for each in fields(steps)})
-        super().__call__(segments, own)
 
 
 @pytest.fixture(scope="module", params=SHAPES)
@@ -57,7 +47,7 @@ def make_engine(request, policy: TinyFlowPolicy) -> Callable[..., FlowEngine]:
             slots, capacity = sessions * policy.sizes.program.passes, policy.fixed_rows + 6 + policy.sizes.step_rows
             options = {"graphs": request.param, "record": record}
             engine = made[sessions] = FlowEngine(recorded if request.param else policy, slots, capacity, **options)
-        engine.contract.watch = ClonedSteps()
+        engine.contract.watch = KeptSteps()
         engine.contract.stages.kv.data.fill_(torch.nan)
         engine.contract.state._lines.fill_(torch.nan)
         return engine
