@@ -272,6 +272,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(SESSIONS * STAGES * STAGES):
             self.now_ns += DRAIN_NS
             self.run_a_pass(dice=random.Random(0))
+            if self.uncommitted and self.uncommitted[-1][0].whole:
+                self.commit()
         while self.uncommitted:
             self.commit()
         assert sorted(self.left) == sorted(self.offered), "a frame never left"

@@ -53,10 +53,10 @@ def assert_right(
     assert len(results) == len(frames)
     for result, frame in zip(results, frames, strict=True):
         wanted = twin.steps(frame)
-        kept = run.engine.contract.watch[result.sampled.frame]
+        kept = run.engine.contract.watch[result.sampled.frame]  # of a whole pass only the answer is seen
         found = [*(step.x for step in kept), torch.from_numpy(result.sampled.values)]
-        assert result.sampled.finite
-        for one, other in zip(found, wanted, strict=True):
+        assert result.sampled.finite and len(found) in (1, len(wanted))
+        for one, other in zip(found, wanted[-len(found) :], strict=True):
             assert (one.double() - other).abs().max() <= tolerance * max(1.0, other.abs().max())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 import torch
@@ -42,15 +42,15 @@ class FrameRun:
 
 
 class KeptSteps(defaultdict[FrameRef, list[Steps]]):
-    """The steps of each frame of a run, one after another; the `watch` of an engine."""
+    """Copies of the steps of each frame of a run, one after another; the `watch` of an engine."""
 
     def __init__(self) -> None:
         super().__init__(list)
 
     def __call__(self, segments: Sequence[Segment[FrameRef]], steps: Steps) -> None:
+        copied = {each.name: getattr(steps, each.name).clone() for each in fields(steps)}  # a replay overwrites them
         for at, segment in enumerate(segments):
-            own = Steps(x=steps.x[at], velocity=steps.velocity[at], used=steps.used[at], after=steps.after[at])
-            self[segment.sequence].append(own)
+            self[segment.sequence].append(Steps(**{name: each[at] for name, each in copied.items()}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
