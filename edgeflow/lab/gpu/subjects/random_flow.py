@@ -158,9 +158,9 @@ def _tiny_pi(kind: str) -> PiConfig:
 
 
 PUBLISHED = (
-    FlowShape(name="π0.5", config=_pi_config(PI05), text=60),
     FlowShape(name="SmolVLA", config=_SMOLVLA, text=16),
     FlowShape(name="π0", config=_pi_config(PI0), text=20),
+    FlowShape(name="π0.5", config=_pi_config(PI05), text=60),
 )
 TINY = (
     FlowShape(name="SmolVLA", config=_TINY_SMOLVLA, text=4),
