@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -223,48 +225,43 @@ def test_without_a_processor_the_published_towers_are_known(tmp_path: Path):
 
 
 def causal(patch: pytest.MonkeyPatch) -> None:
-    plain = PackedLayout.of
-    patch.setattr(PackedLayout, "of", lambda *given, visibility, **other: plain(*given, **other))
+    _relaid(patch, lambda layout: replace(layout, visibility=None))
 
 
 def unshifted(patch: pytest.MonkeyPatch) -> None:
-    def read_out(self: OFTNetwork, rows, numbers: int):
-        layout = self.layout(rows, numbers)
-        hidden = self.decoder.forward(torch.cat(list(rows)), layout, self.reserve(len(rows), max(map(len, rows))))
-        ends = torch.tensor([len(each) for each in rows]).cumsum(0).tolist()
-        return torch.cat([hidden[end - numbers - 1 : end - 1] for end in ends])
+    _relaid(patch, lambda layout: replace(layout, sampled_rows=layout.sampled_rows + 1))
 
-    patch.setattr(OFTNetwork, "read_out", read_out)
+
+def _relaid(patch: pytest.MonkeyPatch, change: Callable[[PackedLayout], PackedLayout]) -> None:
+    plain = OFTNetwork.layout
+    patch.setattr(OFTNetwork, "layout", lambda *given, **options: change(plain(*given, **options)))
+
+
+def _embedded(patch: pytest.MonkeyPatch, change: Callable[..., torch.Tensor]) -> None:
+    """Change the rows [B, L, E] of a batch. change: of the network, the batch, the numbers of a chunk, and the rows."""
+    plain = OFTNetwork.embed
+    patch.setattr(
+        OFTNetwork, "embed", lambda self, batch, numbers: change(self, batch, numbers, plain(self, batch, numbers))
+    )
 
 
 def placeholders_embedded(patch: pytest.MonkeyPatch) -> None:
-    plain = OFTNetwork.embed
+    def embed(network: OFTNetwork, _: Any, numbers: int, rows: torch.Tensor) -> torch.Tensor:
+        one = network.decoder.embed(torch.tensor([1])).expand(len(rows), numbers, -1)
+        return torch.cat([rows[:, : -numbers - 1], one, rows[:, -1:]], dim=1)
 
-    def embed(self: OFTNetwork, pixels, ids, state, numbers: int):
-        rows = plain(self, pixels, ids, state, numbers)
-        one = self.decoder.embed(torch.tensor([1])).expand(numbers, -1)
-        return [torch.cat([each[: -numbers - 1], one, each[-1:]]) for each in rows]
-
-    patch.setattr(OFTNetwork, "embed", embed)
+    _embedded(patch, embed)
 
 
 def no_stop_token(patch: pytest.MonkeyPatch) -> None:
-    plain = OFTNetwork.embed
-
-    def embed(self: OFTNetwork, *given):
-        return [each[:-1] for each in plain(self, *given)]
-
-    patch.setattr(OFTNetwork, "embed", embed)
-    patch.setattr("edgeflow.policies.openvla_oft.network.UNREAD", 1)
+    _embedded(patch, lambda network, batch, numbers, rows: rows[:, :-1])
 
 
 def stop_token_zeroed(patch: pytest.MonkeyPatch) -> None:
-    plain = OFTNetwork.embed
+    def embed(_: OFTNetwork, __: Any, ___: int, rows: torch.Tensor) -> torch.Tensor:
+        return torch.cat([rows[:, :-1], torch.zeros_like(rows[:, -1:])], dim=1)
 
-    def embed(self: OFTNetwork, *given):
-        return [torch.cat([each[:-1], torch.zeros_like(each[-1:])]) for each in plain(self, *given)]
-
-    patch.setattr(OFTNetwork, "embed", embed)
+    _embedded(patch, embed)
 
 
 def state_not_clipped(patch: pytest.MonkeyPatch) -> None:
@@ -275,16 +272,14 @@ def state_not_clipped(patch: pytest.MonkeyPatch) -> None:
 
 
 def state_first(patch: pytest.MonkeyPatch) -> None:
-    plain = OFTNetwork.embed
-
-    def embed(self: OFTNetwork, pixels, ids, state, numbers: int):
-        rows = plain(self, pixels, ids, state, numbers)
-        if state is None:
+    def embed(network: OFTNetwork, batch: Any, _: int, rows: torch.Tensor) -> torch.Tensor:
+        pixels, _, _, *states = batch
+        if not states:
             return rows
-        at = 1 + pixels.shape[1] // self.vision.channels * self.vision.image_tokens
-        return [torch.cat([each[:1], each[at : at + 1], each[1:at], each[at + 1 :]]) for each in rows]
+        at = 1 + pixels.shape[1] // network.vision.channels * network.vision.image_tokens
+        return torch.cat([rows[:, :1], rows[:, at : at + 1], rows[:, 1:at], rows[:, at + 1 :]], dim=1)
 
-    patch.setattr(OFTNetwork, "embed", embed)
+    _embedded(patch, embed)
 
 
 def cameras_swapped(patch: pytest.MonkeyPatch) -> None:
