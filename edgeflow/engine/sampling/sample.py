@@ -23,7 +23,6 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -95,22 +94,17 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """ids [N] int64. finite [N] bool: True where the row's logits are finite; negative infinity forbids a token.
-
-    logprob [N]; top_ids, top_logprobs [N, 5], best first, fewer where the vocabulary is smaller.
-    """
+    """ids [N] int64. finite [N] bool: True where the row's logits are finite; negative infinity forbids a token."""
 
     ids: Tensor
     finite: Tensor
-    logprob: Tensor | None = None
-    top_ids: Tensor | None = None
-    top_logprobs: Tensor | None = None
+    bits: Tensor | None = None
+    """[N, 1 + 2 B] int64: log probabilities and ids (`_log_probabilities`); None where they are not needed."""
 
     def select(self, rows: Tensor) -> SampledRows:
         """Some rows [n], in this order."""
-        parts = (self.ids, self.finite, self.logprob, self.top_ids, self.top_logprobs)
-        ids, finite, *rest = (None if part is None else part.index_select(0, rows) for part in parts)
-        return SampledRows(cast("Tensor", ids), cast("Tensor", finite), *rest)
+        bits = None if self.bits is None else self.bits.index_select(0, rows)
+        return SampledRows(self.ids.index_select(0, rows), self.finite.index_select(0, rows), bits)
 
 
 class SamplingState:
@@ -223,14 +217,22 @@ def sample(
     else:
         ids, sound = greedy(scores, 0, vocabulary)
     finite = sound if finite is None else finite & sound
-    return SampledRows(ids, finite, *_log_probabilities(own, ids)) if kind.logprobs else SampledRows(ids, finite)
+    return SampledRows(ids, finite, _log_probabilities(own, ids) if kind.logprobs else None)
 
 
-def _log_probabilities(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log probabilities of ids [N], and ids and log probabilities of the best."""
+def _log_probabilities(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log probabilities of ids [N], then ids and log probabilities of the B best, 5 of a larger vocabulary, best first:
+    [N, 1 + 2 B] int64.
+    """
     logprobs = logits.log_softmax(-1)
     best = logprobs.topk(min(MAX_LOGPROBS, logits.shape[1]))
-    return logprobs.gather(1, ids[:, None])[:, 0], best.indices, best.values
+    return bits_of(logprobs.gather(1, ids[:, None]), best.indices, best.values)
+
+
+def bits_of(logprobs: Tensor, top_ids: Tensor, top_logprobs: Tensor) -> Tensor:
+    """Log probabilities [N, 1], and ids and log probabilities of others [N, B], as integers: [N, 1 + 2 B]"""
+    values = torch.cat([logprobs, top_logprobs], dim=1).double().view(torch.long)
+    return torch.cat([values[:, :1], top_ids, values[:, 1:]], dim=1)
 
 
 WIDTH, COUNT = 2, 12
@@ -263,8 +265,7 @@ class Sampled(Outcome[Ref]):
 def plain_lines(rows: SampledRows) -> Tensor:
     """The lines of segments of one sampled row: [N, C]"""
     columns = torch.stack([rows.finite.long(), rows.ids], dim=1)
-    bits = _bits(rows)
-    return columns if bits is None else torch.cat([columns, bits], dim=1)
+    return columns if rows.bits is None else torch.cat([columns, rows.bits], dim=1)
 
 
 def drafted_lines(rows: SampledRows, sound: Tensor, verified: Tensor, found: Tensor, drafts: Tensor) -> Tensor:
@@ -272,7 +273,7 @@ def drafted_lines(rows: SampledRows, sound: Tensor, verified: Tensor, found: Ten
     [S, K].
     """
     segments = len(verified)
-    tokens, bits = rows.ids.view(segments, -1), _bits(rows)
+    tokens, bits = rows.ids.view(segments, -1), rows.bits
     sizes = tokens.shape[1] << WIDTH | drafts.shape[1] << COUNT
     parts = [torch.stack([sound + sizes, verified, found], dim=1), tokens, drafts]
     return torch.cat(parts if bits is None else [*parts, bits.view(segments, -1)], dim=1)
@@ -313,16 +314,8 @@ def _drafted(segment: Segment[Ref], line: list[int]) -> Sampled[Ref]:
     )
 
 
-def _bits(rows: SampledRows) -> Tensor | None:
-    """Log probabilities and ids of each row: [N, 1 + 2 B] int64; None where there are none."""
-    if rows.logprob is None or rows.top_ids is None or rows.top_logprobs is None:
-        return None
-    logprobs = torch.cat([rows.logprob[:, None], rows.top_logprobs], dim=1).double().view(torch.long)
-    return torch.cat([logprobs[:, :1], rows.top_ids, logprobs[:, 1:]], dim=1)
-
-
 def _logprobs(bits: Sequence[int], tokens: int) -> list[TokenLogprobs]:
-    """The log probabilities of so many tokens, as `_bits` has them."""
+    """The log probabilities of so many tokens, as `bits_of` has them."""
     width = len(bits) // tokens
     return [_of_token(bits[first : first + width]) for first in range(0, len(bits), width)] if width else []
 

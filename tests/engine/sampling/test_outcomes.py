@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from edgeflow.engine.sampling.sample import (
     SampledRows,
     TokenLogprobs,
+    bits_of,
     drafted_lines,
     guessed_lines,
     plain_lines,
@@ -24,19 +26,21 @@ def segment(number: int, **changes: Any) -> Segment[int]:
     return Segment(sequence=number, slot=0, start=0, length=9, stage=1, **changes)
 
 
-def rows_of(count: int, *, logprobs: bool, best: int = 3) -> SampledRows:
-    ids, finite = torch.arange(count) + 100, torch.arange(count) % 4 != 3
-    if not logprobs:
-        return SampledRows(ids, finite)
-    values = -torch.rand(count, best, generator=torch.Generator().manual_seed(count)).sort(descending=False).values
+def logprobs_of(count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row: its log probability [N, 1], ids and log probabilities of others [N, 3]."""
+    values = -torch.rand(count, 3, generator=torch.Generator().manual_seed(count)).sort(descending=False).values
     values[0, -1] = -torch.inf
-    return SampledRows(ids, finite, -0.1 - torch.arange(count) / 7, torch.arange(count * best).view(count, -1), values)
+    return -0.1 - torch.arange(count)[:, None] / 7, torch.arange(count * 3).view(count, -1), values
+
+
+def rows_of(count: int, *, logprobs: bool) -> SampledRows:
+    bits = bits_of(*logprobs_of(count)) if logprobs else None
+    return SampledRows(torch.arange(count) + 100, torch.arange(count) % 4 != 3, bits)
 
 
 def told(rows: SampledRows, row: int) -> TokenLogprobs:
-    assert rows.logprob is not None and rows.top_ids is not None and rows.top_logprobs is not None
-    pairs = zip(rows.top_ids[row].tolist(), rows.top_logprobs[row].tolist(), strict=True)
-    return TokenLogprobs(float(rows.logprob[row]), tuple(pairs))
+    logprob, top_ids, top_logprobs = (each[row].tolist() for each in logprobs_of(len(rows.ids)))
+    return TokenLogprobs(*logprob, tuple(zip(top_ids, top_logprobs, strict=True)))
 
 
 @pytest.mark.parametrize("logprobs", [False, True])

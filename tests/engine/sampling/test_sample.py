@@ -13,8 +13,9 @@ from torch import Tensor
 
 from edgeflow.engine.sampling.draw import Rules
 from edgeflow.engine.sampling.params import SamplingParams
-from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, sample
+from edgeflow.engine.sampling.sample import SampledRows, SamplingKind, SamplingState, plain_lines, read_outcome, sample
 from edgeflow.kernels.row_operators import greedy_reduced, greedy_reference
+from edgeflow.scheduler.plan import Segment
 from tests.engine.recorded_graphs import record
 
 CPU = torch.device("cpu")
@@ -102,7 +103,7 @@ def test_a_greedy_pass_is_one_call_of_the_operator():
     found = sample(logits, state, integers([0, 1]), integers([0, 0]), SamplingKind(), greedy)
     ((given_logits, first, stop),) = calls
     assert given_logits is logits and (first, stop) == (0, 9)
-    assert found.ids.equal(logits.float().argmax(-1)) and found.logprob is found.top_ids is found.top_logprobs is None
+    assert found.ids.equal(logits.float().argmax(-1)) and found.bits is None
 
 
 def test_ties_of_greedy_rows_fall_on_the_lowest_id_in_every_kind():
@@ -159,10 +160,13 @@ def test_log_probabilities_are_the_models_own(vocabulary: int):
     state = begun([params], vocabulary, [best])
     found = sample(logits, state, integers([0]), integers([0]), SamplingKind.of([params]), greedy_reduced)
     own = logits[0].log_softmax(-1)
-    assert found.ids != best and found.logprob is not None and found.top_ids is not None
-    assert float(found.logprob) == pytest.approx(float(own[found.ids]))
+    assert found.ids != best
+    segment = Segment(sequence=0, slot=0, start=0, length=1, stage=1)
+    (told,) = read_outcome(segment, plain_lines(found)[0].tolist(), guessed=False).logprobs
+    assert told.logprob == pytest.approx(float(own[found.ids]))
     wanted = own.topk(min(5, vocabulary))
-    assert found.top_ids[0].equal(wanted.indices) and torch.allclose(found.top_logprobs[0], wanted.values)
+    assert [token for token, _ in told.top] == wanted.indices.tolist()
+    assert [each for _, each in told.top] == pytest.approx(wanted.values.tolist())
 
 
 @pytest.mark.parametrize("vocabulary", [7, 6000])
@@ -217,7 +221,7 @@ def test_a_replay_gives_the_same_tokens(vocabulary: int, kind: SamplingKind):
         wanted = step(eager, *rows)
         assert outputs.ids.equal(wanted.ids) and outputs.finite.equal(wanted.finite)
         if kind.logprobs:
-            assert outputs.logprob.equal(wanted.logprob) and outputs.top_ids.equal(wanted.top_ids)
+            assert outputs.bits.equal(wanted.bits)
 
 
 def test_a_seed_repeats_an_answer():
