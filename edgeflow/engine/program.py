@@ -301,15 +301,11 @@ class PassProgram:
     def sample(self, logits: Tensor, slots: Tensor, kind: SamplingKind, allowed: Tensor | None = None) -> Tensor:
         """The results of one row of each slot [n], after the end of its sequence."""
         places = self._state.length[slots]
-        drawn = self._drawn(slots, places)
+        drawn = self._state.drawn(slots, places)
         rows = sample(
             logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy["decode"], allowed=allowed
         )
         return plain_lines(self._store(rows, slots, places, kind))
-
-    def _drawn(self, slots: Tensor, places: Tensor) -> Tensor:
-        """The positions in their sequences of the tokens that enter at these places."""
-        return places if self._state.folded is None else places + self._state.folded[slots]
 
     def _store(self, rows: SampledRows, slots: Tensor, places: Tensor, kind: SamplingKind) -> SampledRows:
         """A token is stored at the position where it enters its slot, and counted where penalties ask for it."""
@@ -326,7 +322,7 @@ class PassProgram:
         if not shape.one_sample_each:
             slots = slots[inputs.owner]
             places = inputs.layout.row_position[inputs.layout.sampled_rows] + 1
-        drawn = self._drawn(slots, places)
+        drawn = self._state.drawn(slots, places)
         rows = sample(logits, self._state.sampling, slots, drawn, kind=kind, greedy=self._greedy[shape.stage])
         if shape.most_samples == 1:
             return plain_lines(self._store(rows, slots, places, kind)), end

@@ -34,6 +34,10 @@ class SlotState:
         self.shift = torch.zeros(kv.slots, dtype=torch.long, device=device)
         self.folded = None if kv.format.memory is None else torch.zeros_like(self.shift)
 
+    def drawn(self, slots: Tensor, places: Tensor) -> Tensor:
+        """The positions in their sequences of the tokens that enter these slots at these places."""
+        return places if self.folded is None else places + self.folded[slots]
+
     def move(self, source: Tensor, target: Tensor) -> None:
         """Slots `source` enter slots `target` [M], all at once."""
         for state in (self.length, self.ids, self.answer, self.shift, self.folded):

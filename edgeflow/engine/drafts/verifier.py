@@ -151,10 +151,8 @@ class _Choose:
 
     def __call__(self, slots: Tensor, places: Tensor, before: Earlier | None) -> SampledRows:
         """slots [S]; places [S] or [S, R]: where the tokens of the rows enter. before: drafts ahead of each, R of S."""
-        count, folded = len(self.logits), self.state.folded
-        drawn = places.flatten()
+        count = len(self.logits)
         owners = slots.repeat_interleave(count // len(slots), output_size=count) if count > len(slots) else slots
-        drawn = drawn if folded is None else drawn + folded[owners]
         allowed = self.allowed
         if allowed is not None:  # rows after a draft that the grammar forbids are not accepted: anything is permitted
             more = allowed.new_ones(max(count - len(allowed), 0), allowed.shape[1])
@@ -167,7 +165,7 @@ class _Choose:
             self.logits,
             self.state.sampling,
             owners,
-            drawn,
+            self.state.drawn(owners, places.flatten()),
             kind=self.kind,
             greedy=self.greedy,
             allowed=allowed,
