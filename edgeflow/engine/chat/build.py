@@ -176,10 +176,10 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
     gate = read_long(chat, path, device, dtype)
     weights = choose_weights(chat, path, dtype, device)
     progress(weights.line, 1, 1)
-    model = decode = load_chat_model(path, dtype, device, table=weights.table, head=weights.head)
+    model = decode = load_chat_model(path, dtype, device, table=weights.table, head=chat.head)
     if chat.decode_model:
         decode_path = resolve_model(chat.decode_model)
-        decode = load_chat_model(decode_path, dtype, device, table=weights.table, head=weights.head)
+        decode = load_chat_model(decode_path, dtype, device, table=weights.table, head=chat.head)
         _check_decode(model, decode)
     drafts = choose_drafts(chat, model, weights.format)
     graphs = "" if not choose_graphs(config.graphs, device, dtype) else config.graphs

@@ -58,8 +58,6 @@ class ChosenWeights:
     """The line shown at the start: which weights, and why."""
     format: str = FLOAT
     """The format of the projections."""
-    head: str = FLOAT
-    """The format of the head."""
 
 
 def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> ChosenWeights:
@@ -71,7 +69,7 @@ def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     table = _table(config, chosen, dtype, device)
     check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
     line = line if config.head == FLOAT else f"{line}, head in {config.head}"
-    return ChosenWeights(table, line, format=chosen, head=config.head)
+    return ChosenWeights(table, line, format=chosen)
 
 
 def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
