@@ -173,8 +173,8 @@ def _worst(results: Results) -> Iterator[tuple[str, CheckResult]]:
 
 
 def recorded_family(directory: Path, configured: str = "") -> Family:
-    """The family of recordings: as of any checkpoint, or OpenVLA-OFT, whose config.json is that of OpenVLA, where they
-    state its constants.
+    """The family of a checkpoint; OpenVLA-OFT, whose config.json is that of OpenVLA, where recordings state its
+    constants.
     """
     known = family_of(directory, configured)
     if known is not OPENVLA or configured:
