@@ -38,7 +38,7 @@ from edgeflow.scheduler.session import Shift
 from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import KINDS, kind_of
 from tests.engine.flow.random_flow import random_flow
-from tests.engine.host_waits import OnTheDevice
+from tests.engine.host_waits import NoLiterals, OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
 from tests.policies.act.checkpoint import write_checkpoint as write_act
 from tests.policies.act.twin import TwinSize
@@ -95,7 +95,7 @@ class Captures:
         program()  # a warm-up
         warm, self._machine.launches = self._machine.launches, []
         self._capturing = True
-        with OnTheDevice():
+        with OnTheDevice(), NoLiterals():
             outputs = program()
         self._capturing = False
         assert self._machine.launches == warm
