@@ -65,7 +65,7 @@ class OnePasses:
         self.device = policy.device
         self._policy = policy
         self._batches = tuple(batch for batch in BATCHES if batch <= sessions)
-        self._texts = multiples(min(TEXT_STEP, max(tokens, 1)), 1, tokens)
+        self._texts = tuple(min(each, tokens) for each in multiples(TEXT_STEP, 1, tokens))
         self._example = lru_cache(1)(example)
         self._fields: dict[BatchShape, BufferFields] = {}
 

@@ -201,8 +201,10 @@ class Scheduler:
         return chosen
 
     def _may_be_whole(self, chosen: list[SessionQueue]) -> bool:
-        serial = self._whole and all(queue.may_be_whole for queue in self._sessions.values())
-        return serial and len(chosen) == 1 and not chosen[0].in_flight
+        if not self._whole or not all(queue.may_be_whole for queue in self._sessions.values()):
+            return False
+        busy = [queue for queue in self._sessions.values() if queue.in_flight or queue.waiting]
+        return len(busy) == 1 and not chosen[0].in_flight
 
     def _depart(self, left: list[Departure]) -> list[Departure]:
         for departure in left:

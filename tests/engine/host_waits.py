@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,3 +26,11 @@ class OnTheDevice(TorchDispatchMode):
         assert all(tensor.is_meta for tensor in given), f"{name} works on the host"
         self.calls.append(name)
         return result
+
+
+class NoLiterals(TorchFunctionMode):
+    """Fails where a tensor is made from values of the host. Among tensors without contents that copies nothing."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        assert function not in (torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy), "values are uploaded"
+        return function(*args, **(kwargs or {}))

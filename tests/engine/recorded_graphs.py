@@ -94,6 +94,22 @@ def record(program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
     return replay, outputs
 
 
+class Replays:
+    """A Record that counts replays."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        repeat, outputs = record(program)
+
+        def replay() -> None:
+            self.count += 1
+            repeat()
+
+        return replay, outputs
+
+
 @dataclass(frozen=True)
 class _Call:
     """leaves: of arguments and results, as `tree` holds them. addresses: where leaves are addresses."""

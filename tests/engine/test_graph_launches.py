@@ -7,6 +7,8 @@ shape of the pass alone.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.control.engine import ActionTokens, PolicyEngine
+from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine, PolicyEngine
+from edgeflow.engine.policy import LoadOptions, Placement, Published
 from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
@@ -28,11 +31,18 @@ from edgeflow.lab.gpu.subjects import random_weights
 from edgeflow.lab.gpu.subjects.random_chat import CHAT_SIZES, TINY, random_chat
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, random_policy
 from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
+from edgeflow.policies.act.family import ACT
+from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
+from edgeflow.policies.openvla_oft.policy import OpenVLAOFTPolicy
 from edgeflow.scheduler.session import Shift
 from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import KINDS, kind_of
-from tests.engine.host_waits import OnTheDevice
+from tests.engine.flow.random_flow import random_flow
+from tests.engine.host_waits import NoLiterals, OnTheDevice
 from tests.kernels.interpreted_engine import in_triton
+from tests.policies.act.checkpoint import write_checkpoint as write_act
+from tests.policies.act.twin import TwinSize
+from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 
 META = torch.device("meta")
 SIZE = SIZES["tiny"]
@@ -85,7 +95,7 @@ class Captures:
         program()  # a warm-up
         warm, self._machine.launches = self._machine.launches, []
         self._capturing = True
-        with OnTheDevice():
+        with OnTheDevice(), NoLiterals():
             outputs = program()
         self._capturing = False
         assert self._machine.launches == warm
@@ -156,6 +166,47 @@ def test_captures_hold_nothing_of_the_host(
     record(captures, kv_format, variant)
     assert captures.count > 3
     assert captures.kernels >= {"_attend", "_norm_row", "_gate", "_best_of_block"}
+
+
+def flow(captures: Captures, name: str) -> None:
+    """All passes of two robots, guided ones too."""
+    policy = random_flow(name, Placement(dtype=torch.bfloat16, device=META, table=on_a_gpu()))
+    slots, capacity = 2 * policy.sizes.program.passes, policy.fixed_rows + 100 + policy.sizes.step_rows
+    engine = FlowEngine(policy, slots, capacity, graphs=True, record=captures)
+    engine.record_all(engine.shapes(), lambda *_: None)
+    assert {(shape.whole, shape.guided) for shape in engine.shapes()} == set(product((True, False), repeat=2))
+    assert captures.kernels >= {"_attend", "_gate"}
+
+
+def act(captures: Captures, directory: Path) -> None:
+    published = ACT.load(write_act(directory, TwinSize()), {"control_rate_hz": 40}, LoadOptions())
+    batches(captures, published, 0)
+
+
+def oft(captures: Captures, directory: Path) -> None:
+    published = OPENVLA_OFT.load(write_oft(directory, TinyOFT()), TinyOFT().settings(), LoadOptions())
+    batches(captures, published, 100)
+    assert captures.kernels >= {"_attend", "_norm_row", "_gate"}
+
+
+def batches(captures: Captures, published: Published, text_rows: int) -> None:
+    """All passes of five robots."""
+    policy = published.load(Placement(dtype=torch.bfloat16, device=META, table=on_a_gpu()))
+    if isinstance(policy, OpenVLAOFTPolicy):
+        policy.network.reserve(5, policy.fixed_rows + text_rows)
+    engine = OnePassEngine(policy, 5, text_rows, graphs=True, record=captures)
+    engine.record_all(engine.shapes(), lambda *_: None)
+
+
+@pytest.mark.parametrize("name", ["SmolVLA", "π0", "π0.5"])
+def test_captures_of_denoised_chunks_hold_nothing_of_the_host(captures: Captures, name: str):
+    flow(captures, name)
+
+
+@pytest.mark.parametrize("family", [act, oft])
+def test_captures_of_batches_hold_nothing_of_the_host(captures: Captures, family: Callable[..., None], tmp_path: Path):
+    family(captures, tmp_path / "tiny")
+    assert captures.count >= 3
 
 
 def launches(machine: Machine, spans: list[Span]) -> list[Any]:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.contract import PROMPT, Pace, PassTimes, Speculation, Stage, StageProgram
+from edgeflow.scheduler.cost import DRIFT_SAMPLES, CostModel, PassSample
 from edgeflow.scheduler.forecast import ForecastSession, by_mode, forecast
 from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Frame, FrameRef, Outcome, Segment
@@ -216,3 +217,39 @@ def test_drafts_of_a_narrow_robot_are_verified_within_its_own_passes():
     pace, program = Pace(0, Speculation()), StageProgram.tokens(4)
     (found,) = forecast(TIMES, LIMITS, [ForecastSession(pace=pace, period_ns=0, program=program)])
     assert (found.passes_per_action, found.assumed) == (4, True)
+
+
+WHOLE = replace(TIMES, whole_ns=40 * MS)
+
+
+@pytest.mark.parametrize("launch_ns", [0, MS])
+def test_a_robot_alone_in_serial_mode_has_whole_passes(launch_ns: int):
+    """Their time is its period and, with the launch, the age of its actions; other modes and programs have none."""
+    times = replace(WHOLE, launch_ns=launch_ns)
+    found, before = (
+        by_mode(times, LIMITS, None, DENOISING),
+        by_mode(replace(times, whole_ns=0), LIMITS, None, DENOISING),
+    )
+    serial = found.pop("serial")
+    assert (serial.age_ns, serial.passes_per_action) == (launch_ns + 40 * MS, 1)
+    assert serial.fps == pytest.approx(1e9 / (launch_ns + 40 * MS))
+    assert serial.age_ns < before.pop("serial").age_ns and found == before
+    tokens = StageProgram.tokens(4)
+    assert by_mode(times, LIMITS, None, tokens) == by_mode(replace(times, whole_ns=0), LIMITS, None, tokens)
+
+
+def test_robots_have_whole_passes_where_all_are_serial_and_one_alone_has_a_frame():
+    robot = ForecastSession(pace=Pace(1), period_ns=200 * MS, program=DENOISING)
+    apart = forecast(WHOLE, LIMITS, [robot, replace(robot, offset_ns=100 * MS)])
+    assert {each.age_ns for each in apart} == {40 * MS}
+    for other in (robot, replace(robot, pace=Pace(6), offset_ns=100 * MS)):
+        assert min(each.passes_per_action for each in forecast(WHOLE, LIMITS, [robot, other])) == DENOISING.passes
+
+
+def test_a_whole_pass_drifts_as_passes_with_a_prompt():
+    model = CostModel(WHOLE)
+    assert WHOLE.pass_ns(1, 0, whole=True) == 40 * MS
+    assert not model.observe([PassSample(1, 0, 44 * MS, whole=True)] * DRIFT_SAMPLES)
+    assert model.observe([PassSample(1, 0, 80 * MS, whole=True)] * DRIFT_SAMPLES)
+    assert model.times == WHOLE.corrected(200, with_prefill=True)
+    assert (model.times.whole_ns, model.times.decode_ns) == (80 * MS, WHOLE.decode_ns)

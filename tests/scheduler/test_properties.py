@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edgeflow.contract import PROMPT, Pace, Speculation, Stage, StageProgram
+from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
@@ -40,14 +41,21 @@ def drafts_of(program: StageProgram, pace: Pace) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Drives a scheduler as a worker would, with passes committed up to two launches late."""
+    """Drives a scheduler as a worker would, with passes committed up to two launches late.
+
+    whole: as in Scheduler.
+    """
 
     shift = Shift.ROTATE
+    whole = False
+    row_budget = 20
 
     def __init__(self) -> None:
         super().__init__()
-        limits = SchedulerLimits(STAGES, SESSIONS, row_budget=20, drain_after_ns=DRAIN_NS, shift=self.shift)
-        self.scheduler = Scheduler(limits)
+        limits = SchedulerLimits(
+            STAGES, SESSIONS, row_budget=self.row_budget, drain_after_ns=DRAIN_NS, shift=self.shift
+        )
+        self.scheduler = Scheduler(limits, whole=self.whole)
         self.now_ns = 0
         self.epochs: dict[int, int] = {}
         self.paces: dict[int, Pace] = {}
@@ -70,10 +78,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def open(self, session: int, pace: Pace, program: StageProgram) -> None:
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
+        pace, program = self.opened(pace, program)
         self.scheduler.open(session, epoch=1, pace=pace, program=program)
         self.epochs[session] = 1
         self.paces[session] = pace
         self.programs[session] = program
+
+    def opened(self, pace: Pace, program: StageProgram) -> tuple[Pace, StageProgram]:
+        """What a session is opened with, of what was drawn."""
+        return pace, program
 
     @rule(session=st.integers(0, 4), pace=PACES)
     def change_pace(self, session: int, pace: Pace) -> None:
@@ -138,7 +151,10 @@ class SchedulerMachine(RuleBasedStateMachine):
             departures = self.scheduler.reject(rejected)
             assert departures == [Departure(rejected, Leaving.REJECTED)] and self.scheduler.reject(rejected) == []
             self.collect(departures)
+        alone = self.whole and self.may_be_whole(begins)
         planned = self.scheduler.plan(self.now_ns)
+        assert planned is None or not any(before.whole for before, _ in self.uncommitted), "its frame would be old"
+        assert planned is None or planned.whole == alone
         prefills = () if planned is None else planned.prefills
         assert sorted(begins) == sorted(segment.sequence for segment in prefills), "others begin than was foretold"
         if planned is None:
@@ -154,8 +170,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         left = self.scheduler.commit(planned.number, outcomes, self.now_ns)
         for outcome in outcomes:
             program, _ = self.begun[outcome.sequence]
-            self.known[outcome.sequence] += len(outcome.tokens) if program.drafts else 1
-            self.passes[outcome.sequence] += 1
+            passes = program.passes if planned.whole else 1
+            self.known[outcome.sequence] += len(outcome.tokens) if program.drafts else passes
+            self.passes[outcome.sequence] += passes
         done = {departure.frame for departure in left if departure.reason is Leaving.DONE}
         assert done <= {outcome.sequence for outcome in outcomes}
         for departure in left:
@@ -169,8 +186,8 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert verified or self.passes[frame] == most, "a frame leaves when its tokens are verified"
                 assert speculation or self.passes[frame] == program.passes, "without drafts each of its passes runs"
                 assert departure.verified == min(self.known[frame], program.passes)
-                assert departure.passes == self.passes[frame]
-                self.check_spans(frame)
+                assert departure.passes == (1 if planned.whole else self.passes[frame])
+                self.check_spans(frame, whole=planned.whole)
             elif departure.reason is Leaving.OVERTAKEN:
                 gone = [other.frame for other in left if other.frame.session == frame.session]
                 assert any(other > frame for other in gone)
@@ -207,6 +224,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert segment.drafts == max(drafts - segment.stage, 0)
             assert segment.samples == (stage.rows or 1) + segment.drafts
             assert (segment.group, segment.advances) == (stage.group, stage.advances)
+            assert segment.passes == (program.passes if planned.whole else 1)
             self.check_ring(segment.slot, ref.session, program)
             self.spans.setdefault(ref, []).append((segment.start, segment.length, segment.advances))
             accepted = dice.randint(1, segment.drafts + 1)
@@ -248,14 +266,29 @@ class SchedulerMachine(RuleBasedStateMachine):
         for other, slots in self.rings.items():
             assert other == session or slots[-1] < ring[0] or ring[-1] < slots[0], "two sessions share slots"
 
-    def check_spans(self, frame: FrameRef) -> None:
+    def may_be_whole(self, begins: list[FrameRef]) -> bool:
+        """One frame begins, none waits or has further passes, and all sessions are serial, in steps that overwrite."""
+        for session, program in self.programs.items():
+            served = served_pace(self.paces[session], program)
+            if session in self.epochs and (served != Pace(1) or all(each.advances for each in program.stages)):
+                return False
+        present = [frame for frame in self.offered if not self.left[frame] and not self.is_finishing(frame)]
+        return present == begins and len(begins) == 1
+
+    def is_finishing(self, frame: FrameRef) -> bool:
+        """Its last pass is launched."""
+        run = [planned for planned, outcomes in self.uncommitted if frame in {each.sequence for each in outcomes}]
+        passes = len(self.spans.get(frame, ()))
+        return any(planned.whole for planned in run) or (passes and passes == self.begun[frame][0].passes)
+
+    def check_spans(self, frame: FrameRef, *, whole: bool) -> None:
         """Rows that advance follow each other from the start; others enter where those before them end."""
         program, pace = self.begun[frame]
         spans = self.spans[frame]
         assert spans[0][0] == 0
         if drafts_of(program, pace):
             return  # they may be placed at the furthest; the device knows
-        assert len(spans) == program.passes
+        assert len(spans) == (1 if whole else program.passes)
         for (start, length, advances), (following, _, _) in pairwise(spans):
             assert following == (start + length if advances else start)
 
@@ -289,7 +322,20 @@ class CopyMachine(SchedulerMachine):
     shift = Shift.COPY
 
 
+class WholeMachine(SchedulerMachine):
+    """Most robots are serial, and their steps overwrite each other."""
+
+    whole = True
+    row_budget = 10
+
+    def opened(self, pace: Pace, program: StageProgram) -> tuple[Pace, StageProgram]:
+        steps = StageProgram((Stage(rows=PROMPT), Stage(rows=5, repeats=STAGES - 1, advances=False)))
+        return (pace, program) if pace.depth == STAGES else (Pace(1), steps)
+
+
 TestRotate = SchedulerMachine.TestCase
 TestRotate.settings = settings(stateful_step_count=60)
 TestCopy = CopyMachine.TestCase
 TestCopy.settings = settings(stateful_step_count=60)
+TestWhole = WholeMachine.TestCase
+TestWhole.settings = settings(stateful_step_count=60)

@@ -80,8 +80,9 @@ class FlowProgram:
         self._sizes = sizes
         self._state = state
         self._stages = stages
-        self._times = sizes.times[:-1].to(state.x.device)
-        self._gains = torch.tensor([gain(time) for time in self._times.tolist()], device=state.x.device)
+        times = sizes.times[:-1]
+        self._times = times.to(state.x.device)
+        self._gains = torch.tensor([gain(time) for time in times.tolist()], device=state.x.device)
         self._rows = torch.arange(sizes.horizon, device=state.x.device)
         self._each_step = torch.split(torch.arange(sizes.steps, device=state.x.device), 1)
 

@@ -110,6 +110,7 @@ class OFTNetwork:
         self.device = device
         self._stop = self.decoder.embed(on_device([STOP_ID], self.device))
         self._kv: KVSlots | None = None
+        self._shared = PackedLayout.of((), device)
 
     def reserve(self, robots: int, rows: int) -> KVSlots:
         """The KV store of passes of so many robots, of at most so many rows each; RuntimeError where a smaller one was
@@ -167,7 +168,7 @@ class OFTNetwork:
         last = (fixed + counts - 1).clamp(min=0)[:, None]  # the prompt's last token, where the first number is read
         read = torch.cat([last, place[:, fixed + longest : fixed + longest + numbers - 1]], dim=1)
         spans = tuple(Span(slot, 0, length) for slot in range(robots))
-        return PackedLayout(
+        layout = PackedLayout(
             lengths=(length,) * robots,
             reach=length,
             row_slot=torch.arange(robots, device=device).repeat_interleave(length, output_size=robots * length),
@@ -177,6 +178,8 @@ class OFTNetwork:
             places=spans if on_host else None,
             visibility=visibility,
         )
+        # A recording makes this layout again at each replay: what operators upload for its shape must outlive it.
+        return layout if on_host else layout.sharing(self._shared, "frames")
 
     def read_out(self, batch: Sequence[Tensor], numbers: int, *, on_host: bool) -> Tensor:
         """A batch as in `embed` → [B * numbers, E] before the final norm.

@@ -79,6 +79,7 @@ class OpenVLAOFTPolicy:
         self.unnorm_keys = tuple(statistics.actions)
         self._prompt_ids = lru_cache(PROMPTS_KEPT)(prompt_ids)
         self._preprocess = EitherPreprocessor(config.image, self.device if preprocess_on_device else None)
+        self._place = self.device if preprocess_on_device else torch.device("cpu")
         self._last_action_id = config.action_vocab - 1
         self._centers = torch.from_numpy(bin_centers(config.n_action_bins)).to(self.device, torch.float32)
 
@@ -102,8 +103,7 @@ class OpenVLAOFTPolicy:
     def prepare(self, observation: Observation) -> OFTFrame:
         """The inputs of a pass; images are preprocessed on the device where that is configured."""
         images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
-        if len({each.device for each in images}) > 1:  # one was too long for the device
-            images = [placed(each, self.device) for each in images]
+        images = [placed(each, self._place) for each in images]  # one may have been too long for the device
         state, bounds = None, self._statistics.proprio
         if bounds is not None:
             values = np.asarray(observation.state.get(STATE, ()), np.float64)

@@ -6,7 +6,6 @@ That what they compute is right is in test_denoising.py.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,24 +29,8 @@ from edgeflow_client.types import Mode
 from tests.engine.flow.checks import assert_right, continuing
 from tests.engine.flow.tiny_flow import JOINT_SHAPE, SHAPES, VOCABULARY, Shape, TinyFlowPolicy, random_frames
 from tests.engine.flow.twin import FlowTwin
-from tests.engine.recorded_graphs import record
+from tests.engine.recorded_graphs import Replays
 from tests.engine.test_graphs import ON_THE_DEVICE
-
-
-class Replays:
-    """A `Record` that counts replays."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        repeat, outputs = record(program)
-
-        def replay() -> None:
-            self.count += 1
-            repeat()
-
-        return replay, outputs
 
 
 def replaying(

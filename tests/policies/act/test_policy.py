@@ -23,6 +23,7 @@ from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.tensors import unit_range
 from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 from edgeflow_client.types import StateSpec
+from tests.engine.control.recorded_batches import check_batches
 from tests.policies.act.checkpoint import (
     BEFORE_STATE,
     MEAN_STD,
@@ -283,3 +284,7 @@ def test_the_engine_serves_the_policy(policy: ACTPolicy):
     engine = ACT.prepare(policy, EngineOptions(sessions=2, text_rows=8, table=built_in_table()))
     assert engine.policy is policy
     assert engine.kv_bytes == 0
+
+
+def test_recorded_batches_answer_as_frames_one_by_one(policy: ACTPolicy):
+    check_batches(policy, [policy.prepare(observe(policy, seed)) for seed in range(5)], 0, recordings=3)

@@ -12,7 +12,7 @@ from edgeflow.contract import Image, Observation, StageProgram
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.memory import activation_bytes
-from edgeflow.engine.one_pass import answered
+from edgeflow.engine.one_pass import TEXT_STEP, answered
 from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.policies.openvla.config import load_config
@@ -21,6 +21,8 @@ from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.openvla_oft.policy import ARMS, OpenVLAOFTPolicy
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import CheckpointError
+from tests.engine.control.recorded_batches import check_batches
+from tests.engine.test_graphs import ON_THE_DEVICE
 from tests.policies.openvla_oft.tiny import (
     HEAD,
     KEY,
@@ -181,10 +183,11 @@ def test_an_image_that_is_too_long_for_the_device_joins_the_others_there(directo
     policy = load(directory)
     given, _ = observation(5, "go", policy.settings.cameras)
     shape = (policy.network.vision.channels, 28, 28)
-    made = iter([torch.zeros(shape, device="meta"), torch.zeros(shape)])
-    policy.device, policy._preprocess = torch.device("meta"), lambda _: next(made)
-    found = policy.prepare(given).pixel_values
-    assert found.device.type == "meta" and len(found) == 2 * shape[0]
+    made = iter([torch.zeros(shape, device=device) for device in ("meta", "cpu", "cpu", "cpu")])
+    policy._place, policy._preprocess = torch.device("meta"), lambda _: next(made)
+    frames = [policy.prepare(given) for _ in range(2)]
+    assert [each.pixel_values.device.type for each in frames] == ["meta"] * 2
+    assert policy.batch(frames, 20)[0].shape == (2, 2 * shape[0], *shape[1:])
 
 
 def test_bfloat16_computes_in_it_and_answers_in_float32(directory: Path, policy: OpenVLAOFTPolicy):
@@ -336,3 +339,15 @@ def test_a_damaged_file_is_reported_before_the_large_weights_are_read(tmp_path: 
         monkeypatch.setattr(f"edgeflow.policies.openvla_oft.policy.{part}", None)
     with pytest.raises(CheckpointError, match=name):
         load(directory)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_recorded_batches_answer_as_frames_one_by_one(directory: Path, head: bool):
+    """Prompts of up to 64 tokens, and longer ones; memory holds NaN wherever nothing was written."""
+    policy = unprepared(directory, ON_THE_DEVICE, action_head=head)
+    seen = [observation(seed, text, policy.settings.cameras)[0] for seed, text in enumerate((*INSTRUCTIONS, "go"))]
+    frames = [policy.prepare(each) for each in seen]
+    longest = max(len(frame.prompt_ids) for frame in frames)
+    assert min(len(frame.prompt_ids) for frame in frames) <= TEXT_STEP < longest < 2 * TEXT_STEP
+    policy.network.reserve(len(frames), policy.fixed_rows + longest).data.fill_(torch.nan)
+    check_batches(policy, frames, longest, recordings=6)
