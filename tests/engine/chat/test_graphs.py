@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from edgeflow.models.chat import ChatModel, load_chat_model
 from edgeflow_client.errors import ConfigError
 from tests.chat_checkpoint import write_chat_checkpoint
 from tests.engine.chat.test_generate import CAPACITY, CPU, engine_of, prompt_of
-from tests.engine.recorded_graphs import record
+from tests.engine.recorded_graphs import Replays, record
 
 CHUNK = 4
 ON_THE_DEVICE = built_in_table().forcing(packed_attention="masked", linear="gemm")
@@ -42,22 +41,6 @@ def model(request, tmp_path_factory) -> ChatModel:
     directory = tmp_path_factory.mktemp(request.param)
     write_chat_checkpoint(directory, request.param)
     return load_chat_model(directory, torch.float32, CPU, table=ON_THE_DEVICE)
-
-
-class Replays:
-    """A Record that counts replays."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, program: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
-        replay, outputs = record(program)
-
-        def counted() -> None:
-            self.count += 1
-            replay()
-
-        return counted, outputs
 
 
 def replaying(model: ChatModel, slots: int = 1, record: Any = record, **options: Any) -> ChatEngine:
