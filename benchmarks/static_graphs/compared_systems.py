@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
 from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement

@@ -22,7 +22,7 @@ from benchmarks.static_graphs.compared_systems import EngineSide, OnnxSide, expo
 from benchmarks.static_graphs.report import ENGINE16, ENGINE32, ONNX, ShapeRow, as_json, tables
 from benchmarks.static_graphs.timing import best, ceilings_of, in_turn, watched
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.lab.export.graphs.stages import StageGraph
 from edgeflow.lab.gpu.subjects.floors import NUMBER_BYTES, Ceilings, PassFloor
 from edgeflow.lab.gpu.subjects.flow_floors import language_work, step_work, vision_work

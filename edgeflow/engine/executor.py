@@ -9,6 +9,7 @@ the pass, and read when it is collected (ActionFlow algorithm 1, lines 4 to 11).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -62,57 +63,55 @@ class CudaStamp:
         return round(milliseconds * 1e6)
 
 
-class PassContract(Protocol):
+class PassContract(ABC):
     """The passes of one kind of policy or model: their rows, program and outcomes."""
 
     device: torch.device
-    launches_ahead: bool
+    launches_ahead: bool = True
     """False where a pass must be collected before the next is launched, even if launching only enqueues."""
-    reads_places: bool
+    reads_places: bool = False
     """True where programs that are not recorded read on the host where rows lie, which may follow from the pass before.
     """
 
+    @abstractmethod
     def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> Any:
         """Everything about a pass that the host decides it by, unpadded."""
-        ...
 
+    @abstractmethod
     def fits(self, shape: Any, planned: Pass[Any]) -> Iterable[Any]:
         """The shapes in which a recording may run a pass, the best first; none where it must run as it is."""
-        ...
 
+    @abstractmethod
     def stage(self, planned: Pass[Any], prompts: Mapping[Any, Any], shape: Any) -> list[Tensor]:
         """The inputs of a pass in this shape, in pieces of bytes that lie end to end on the device."""
-        ...
 
+    @abstractmethod
     def program(self, buffer: Tensor, shape: Any, planned: Pass[Any] | None) -> Callable[[], Any]:
         """The program over a buffer of inputs. planned: of the only pass that it runs; None for a recording."""
-        ...
 
+    @abstractmethod
     def harmless(self, shape: Any) -> Tensor:
         """Inputs for the warm-up of a recording, all in the scratch slot, on the device."""
-        ...
 
-    def before(self, planned: Pass[Any]) -> None:
-        """Enqueue what changes slots before the program runs."""
-        ...
-
-    def after(self, planned: Pass[Any]) -> None:
-        """Enqueue what changes slots after it."""
-        ...
-
+    @abstractmethod
     def results(self, planned: Pass[Any], shape: Any, ran: Any, outputs: Any) -> Tensor | None:
         """The outputs that the host reads, on the device. ran: the shape that the pass ran in, padded where it was
         replayed.
         """
-        ...
 
-    def sample(self, planned: Pass[Any], ran: Any, outputs: Any, allowed: Tensor | None) -> Tensor | None:
-        """Sample a pass that waited, as in `Executor.sample`; None without logits. ValueError where nothing waits."""
-        ...
-
-    def outcomes(self, planned: Pass[Ref], results: Tensor | None, ran: Any) -> Sequence[Outcome[Ref]]:
+    @abstractmethod
+    def outcomes(self, planned: Pass[Any], results: Any, ran: Any) -> Sequence[Outcome[Any]]:
         """The outcome of each segment, of the results on the host."""
-        ...
+
+    def before(self, planned: Pass[Any]) -> None:  # noqa: B027 - most passes change nothing
+        """Enqueue what changes slots before the program runs."""
+
+    def after(self, planned: Pass[Any]) -> None:  # noqa: B027
+        """Enqueue what changes slots after it."""
+
+    def sample(self, planned: Pass[Any], ran: Any, outputs: Any, allowed: Tensor | None) -> Tensor | None:  # noqa: ARG002
+        """Sample a pass that waited, as in `Executor.sample`; None without logits."""
+        raise ValueError("these passes do not wait to be sampled")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

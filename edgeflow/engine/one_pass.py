@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.buffers import BufferFields
+from edgeflow.engine.executor import PassContract
 from edgeflow.engine.policy import OnePassPolicy
 from edgeflow.engine.shapes import least, multiples
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
@@ -52,14 +53,14 @@ def answered(policy: OnePassPolicy, frames: Sequence[Any]) -> Tensor:
     return policy.run([each.to(policy.device) for each in batch], on_host=policy.device.type == "cpu")
 
 
-class OnePasses:
+class OnePasses(PassContract):
     """The frames of a pass are one batch. A waiting frame can be replaced by a newer one until its pass begins, so none
     is launched ahead.
 
     sessions: the most frames of a pass. tokens: of the longest prompt. example: makes a frame for recordings.
     """
 
-    launches_ahead = reads_places = False
+    launches_ahead = False
 
     def __init__(self, policy: OnePassPolicy, sessions: int, tokens: int, example: Callable[[], Any]) -> None:
         self.device = policy.device
@@ -96,16 +97,8 @@ class OnePasses:
         """A batch of examples."""
         return torch.cat([each.to(self.device) for each in self._staged([self._example()] * shape.frames, shape)])
 
-    def before(self, planned: Pass[Any]) -> None:
-        """Nothing: no slot changes."""
-
-    after = before
-
     def results(self, planned: Pass[Any], shape: BatchShape, ran: BatchShape, outputs: Tensor) -> Tensor:  # noqa: ARG002
         return outputs[: shape.frames]
-
-    def sample(self, *_: Any) -> None:
-        raise ValueError("answers of one pass are not sampled")
 
     def outcomes(self, planned: Pass[Any], results: Tensor, ran: BatchShape) -> list[Chunked]:  # noqa: ARG002
         return [Chunked.of(each.sequence, chunk[None]) for each, chunk in zip(planned.segments, results, strict=True)]

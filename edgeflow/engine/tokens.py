@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeflow.engine.executor import PassContract
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
@@ -20,15 +21,13 @@ from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, bu
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref
 
 
-class TokenPasses:
+class TokenPasses(PassContract):
     """Passes over KV slots, which live for the life of the process.
 
     kv: its last slot is scratch where passes are replayed. state: the state of its slots; shared by the contracts of a
     store. verifier, keeps_guesses: as in PassProgram. classes: the shapes of passes that are replayed; None where none
     is.
     """
-
-    launches_ahead = True
 
     def __init__(
         self,
@@ -100,9 +99,6 @@ class TokenPasses:
         if self._memory is not None:
             for segment in planned.segments:
                 self._memory.change(segment.slot, segment.before)
-
-    def after(self, planned: Pass[Any]) -> None:
-        """Nothing: the program itself moves slots."""
 
     def results(self, planned: Pass[Any], shape: PassShape, ran: PassShape, outputs: PassOutputs) -> Tensor | None:
         if ran.sampling == shape.sampling:

@@ -2,14 +2,57 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowSizes, RowTimes
-from edgeflow.engine.flow.policy import FlowNetwork, FlowStages, PrefixInputs, StepInputs
+from edgeflow.engine.flow.policy import FlowStages, PrefixInputs, StepInputs
 from edgeflow.engine.flow.rows import FlowRows
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.grouped import GroupedDecoder
+from edgeflow.models.stack_norms import NormCondition
+
+
+class FlowNetwork(ABC):
+    """The networks of a flow policy in torch, as functions over packed rows."""
+
+    decoder: GroupedDecoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.decoder.dtype
+
+    def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
+        return PackedStages(self, sizes, slots, capacity)
+
+    @abstractmethod
+    def prefix_rows(self, cameras: int, tokens: int) -> int:
+        """Rows of a prefix."""
+
+    @abstractmethod
+    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
+        """Images [C, 3, h, w], token ids [t] and state [B, S] of B frames → B tensors [prefix_rows, E], all on the
+        device, without reading anything on the host."""
+
+    @abstractmethod
+    def time_table(self, times: Tensor) -> Tensor:
+        """Flow times [N + 1] float32 → what steps read of them, computed once: [N + 1, ...] float32"""
+
+    @abstractmethod
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
+        """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
+        [n (lead + H), E'], and the condition of the norms where they are adaptive."""
+
+    @abstractmethod
+    def velocity(self, hidden: Tensor) -> Tensor:
+        """Suffix rows after the final norm [n (lead + H), E'] → v [n, H, A] float32"""
 
 
 class PackedStages:
@@ -34,20 +77,3 @@ class PackedStages:
             suffix, condition = network.embed_step(steps.x, RowTimes(self._times, steps.times), steps.state)
         hidden = network.decoder.forward(prefix, suffix, rows.layout, self.kv, condition)
         return None if steps is None else network.velocity(hidden)
-
-
-class PackedNetwork:
-    """The base of networks in torch (engine/flow/policy.FlowNetwork), which run packed."""
-
-    decoder: GroupedDecoder
-
-    @property
-    def device(self) -> torch.device:
-        return self.decoder.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.decoder.dtype
-
-    def stages(self: FlowNetwork, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
-        return PackedStages(self, sizes, slots, capacity)

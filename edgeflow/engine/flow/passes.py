@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.buffers import BufferFields
+from edgeflow.engine.executor import PassContract
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy, PrefixInputs
 from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
@@ -32,15 +33,13 @@ class _SlotFrame:
     """True where it continues a chunk."""
 
 
-class FlowPasses:
+class FlowPasses(PassContract):
     """Prefixes and steps over KV slots. Flow time is an input of each row, so frames at different steps share a pass.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. graphs: passes
     are replayed; then one more slot is scratch. watch: called with the segments that take a step in a
     pass, and with their steps.
     """
-
-    launches_ahead = True
 
     def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False) -> None:
         sizes = policy.sizes
@@ -122,9 +121,6 @@ class FlowPasses:
         fields.views(buffer)[0].copy_(integers)
         return buffer
 
-    def before(self, planned: Pass[Any]) -> None:
-        """Nothing: frames begin in the program."""
-
     def after(self, planned: Pass[Any]) -> None:
         """Move frames to their next slots."""
         for move in planned.moves:
@@ -143,9 +139,6 @@ class FlowPasses:
             self.watch(planned.decodes, outputs)
         ends = planned.whole or any(self._ends(segment) for segment in planned.decodes)
         return outputs.after[: shape.rows.steps] if ends else None
-
-    def sample(self, *_: Any) -> None:
-        raise ValueError("denoised chunks are not sampled")
 
     def outcomes(self, planned: Pass[Any], results: Tensor | None, ran: FlowPassShape) -> list[Chunked]:  # noqa: ARG002
         """A latent that is not finite at some step is not at any later one, so the chunk shows it."""

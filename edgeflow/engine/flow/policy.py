@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Observation
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.rows import FlowRows
 from edgeflow.engine.policy import Policy
-from edgeflow.models.grouped import GroupedDecoder
-from edgeflow.models.stack_norms import NormCondition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,35 +84,6 @@ class StagedNetwork(Protocol):
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
         """capacity: positions of a slot that a frame may use, prefix and step."""
-        ...
-
-
-class FlowNetwork(Protocol):
-    """The networks of a flow policy, as functions over packed rows."""
-
-    @property
-    def decoder(self) -> GroupedDecoder: ...
-
-    def prefix_rows(self, cameras: int, tokens: int) -> int:
-        """Rows of a prefix."""
-        ...
-
-    def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
-        """Images [C, 3, h, w], token ids [t] and state [B, S] of B frames → B tensors [prefix_rows, E], all on the
-        device, without reading anything on the host."""
-        ...
-
-    def time_table(self, times: Tensor) -> Tensor:
-        """Flow times [N + 1] float32 → what steps read of them, computed once: [N + 1, ...] float32"""
-        ...
-
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
-        """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
-        [n (lead + H), E'], and the condition of the norms where they are adaptive."""
-        ...
-
-    def velocity(self, hidden: Tensor) -> Tensor:
-        """Suffix rows after the final norm [n (lead + H), E'] → v [n, H, A] float32"""
         ...
 
 

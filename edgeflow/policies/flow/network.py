@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import RowTimes
-from edgeflow.engine.flow.packed import PackedNetwork
+from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import projection
-from edgeflow.models.stack_norms import NormCondition
 
 PREFIX = "model."
 """The prefix of tensor names in all files that LeRobot saves; published base files have none."""
@@ -99,7 +97,7 @@ class PrefixEmbedding:
         return [torch.cat(part) for part in parts]
 
 
-class PrefixedNetwork(PackedNetwork, ABC):
+class PrefixedNetwork(FlowNetwork):
     """The networks of a family; its texts are read from the table of the prefix."""
 
     prefix: PrefixEmbedding
@@ -111,18 +109,6 @@ class PrefixedNetwork(PackedNetwork, ABC):
     def embed_prefix(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         """As in FlowNetwork."""
         return self.prefix(pixel_values, prompt_ids, state)
-
-    @abstractmethod
-    def time_table(self, times: Tensor) -> Tensor:
-        """As in FlowNetwork."""
-
-    @abstractmethod
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
-        """As in FlowNetwork."""
-
-    @abstractmethod
-    def velocity(self, hidden: Tensor) -> Tensor:
-        """As in FlowNetwork."""
 
 
 def lerobot_weights(directory: Path, placement: Placement) -> Weights:

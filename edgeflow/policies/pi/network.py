@@ -1,4 +1,4 @@
-"""The networks of π0 and π0.5 (engine/flow/policy.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
+"""The networks of π0 and π0.5 (engine/flow/packed.FlowNetwork): PaliGemma for the prefix, a Gemma expert for steps.
 
 Published source: LeRobot's modeling_pi0.py, modeling_pi05.py and processor_pi05.py. In bfloat16 all norms and the
 projections of actions, state and time stay in float32, as published, and so do the vision tower and its projector where

@@ -1,4 +1,4 @@
-"""The networks of SmolVLA (engine/flow/policy.FlowNetwork): SmolVLM for the prefix, an expert of its kind for steps.
+"""The networks of SmolVLA (engine/flow/packed.FlowNetwork): SmolVLM for the prefix, an expert of its kind for steps.
 
 Published source: LeRobot's modeling_smolvla.py and smolvlm_with_expert.py. The projections of actions, state and time
 are computed in float32 in any dtype.

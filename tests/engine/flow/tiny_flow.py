@@ -107,7 +107,7 @@ def weights_of(shape: Shape, seed: int = 0) -> dict[str, Tensor]:
 
 
 class TinyNetwork:
-    """edgeflow.engine.flow.policy.FlowNetwork"""
+    """edgeflow.engine.flow.packed.FlowNetwork"""
 
     def __init__(
         self,

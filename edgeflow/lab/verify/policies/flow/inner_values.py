@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
-from edgeflow.engine.flow.policy import FlowNetwork
+from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.lab.verify.policies.flow.recorded import RecordedBatch
