@@ -9,7 +9,7 @@ Where passes are replayed, every shape that sessions can need is recorded first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -237,13 +237,16 @@ def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, roun
     """Frames whose steps share passes, or that run as a whole: actions as those of each by itself, step by step, up to
     the rounding of sums.
 
-    One of them continues a chunk, where the policy can.
+    One of them continues a chunk, where the policy can; another has the longest text, so that kernels for many keys are
+    compiled too.
     """
     observations = list(sample_observations(engine.policy.inputs, FRAMES, INSTRUCTION, SIDE))
 
     def chunks(mode: Mode, seen: Iterable[Observation], *, whole: bool = False) -> NDArray[np.float64]:
         scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift), whole=whole)
         frames = [engine.policy.prepare(each) for each in seen]
+        text = frames[-1].prompt_ids * engine.text_rows
+        frames[-1] = replace(frames[-1], prompt_ids=text[: engine.text_rows])
         frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))
         found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
         return np.stack([each.sampled.values for each in found if each.sampled.values is not None])
