@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +16,13 @@ from torch import Tensor
 from edgeflow.engine import executor
 from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
-from edgeflow.engine.control.engine import ActionTokens, FlowEngine
+from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import FlowFrame, Guidance
-from edgeflow.engine.policy import Placement
+from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams
 from edgeflow.engine.sampling.sample import GREEDY, SamplingState
@@ -38,6 +39,7 @@ from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
 from edgeflow.models.chat import ChatModel
 from edgeflow.models.prompt import Prompt
 from edgeflow.policies.openvla.policy import OpenVLAPolicy
+from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.scheduler.drafting import UNDRAFTED, DraftRule
 from edgeflow.scheduler.plan import DraftForm, FrameRef, Pass, Ref, Segment
 from edgeflow.scheduler.session import Shift
@@ -49,6 +51,7 @@ from tests.engine.flow.random_flow import RandomFlowPolicy, random_flow
 from tests.engine.recorded_graphs import record
 from tests.kernels.compiled_launches import Signature, launches
 from tests.kernels.interpreted_engine import in_triton
+from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 from tests.worker.simulated_device import AsynchronousEngine
 
 META = torch.device("meta")
@@ -228,9 +231,38 @@ def test_flow_policies_compile_nothing_after_warm_up(compiled: set[Signature], n
     calibrate(engine)
     warm = set(compiled)
     assert {each[0] for each in warm} >= {"_attend", "_gate", "_turn"}
+    if graphs:
+        engine.graphs.seal()
+        FlowPassesAtRandom(engine, policy, slots).run_any(60)
+        engine.drop_graphs()
     FlowPassesAtRandom(engine, policy, slots).run_any(60)
-    engine.drop_graphs()
-    FlowPassesAtRandom(engine, policy, slots).run_any(60)
+    assert compiled - warm == set()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_batches_of_prompts_compile_nothing_after_warm_up(
+    compiled: set[Signature], graphs: bool, tmp_path: Path, monkeypatch
+):
+    published = OPENVLA_OFT.load(write_oft(tmp_path / "tiny", TinyOFT()), TinyOFT().settings(), LoadOptions())
+    policy = published.load(Placement(dtype=torch.bfloat16, device=META, table=in_triton()))
+    nothing_comes_back(monkeypatch)
+    robots, text_rows, dice = 5, 128, random.Random(3)
+    policy.network.reserve(robots, policy.fixed_rows + text_rows)
+    options = {"graphs": graphs, "record": lambda program: (lambda: None, program())}
+    engine = OnePassEngine(policy, robots, text_rows, **options)
+    record_passes(engine, lambda *_: None, required=True)
+    warm_up(engine, Shift.ROTATE, lambda *_: None)
+    calibrate(engine)
+    warm = set(compiled)
+    assert {each[0] for each in warm} >= {"_attend", "_gate", "_turn", "_norm_row"}
+    if graphs:
+        engine.graphs.seal()
+    example = engine._example()
+    for _ in range(60):
+        refs = [FrameRef(session, 1, 1) for session in range(dice.randint(1, robots))]
+        frames = {ref: replace(example, prompt_ids=(1,) * dice.randint(1, text_rows)) for ref in refs}
+        segments = [Segment(sequence=ref, slot=ref.session, start=0, length=1, stage=0) for ref in refs]
+        engine.launch(Pass(0, tuple(segments)), frames)
     assert compiled - warm == set()
 
 

@@ -6,9 +6,11 @@ That what they compute is right is in test_denoising.py.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +18,8 @@ from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.warmup import record_passes, warm_up
 from edgeflow.engine.flow.frames import FlowFrame, RTCSettings
-from edgeflow.engine.flow.program import FlowProgram
+from edgeflow.engine.flow.program import FlowProgram, Steps
+from edgeflow.engine.graphs import Record
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving
@@ -34,12 +37,18 @@ from tests.engine.test_graphs import ON_THE_DEVICE
 
 
 def replaying(
-    shape: Shape, sessions: int = 1, text: int = 6, *, guided: bool = True, table: OperatorTable = ON_THE_DEVICE
+    shape: Shape,
+    sessions: int = 1,
+    text: int = 6,
+    *,
+    guided: bool = True,
+    table: OperatorTable = ON_THE_DEVICE,
+    kind: Record | None = None,
 ) -> FlowEngine:
     """An engine before its passes are recorded."""
     policy = TinyFlowPolicy(shape, rtc=RTCSettings() if guided else None, table=table)
     slots, capacity = sessions * policy.sizes.program.passes, policy.fixed_rows + text + policy.sizes.step_rows
-    return FlowEngine(policy, slots, capacity, graphs=True, record=Replays())
+    return FlowEngine(policy, slots, capacity, graphs=True, record=kind or Replays())
 
 
 def recorded(engine: FlowEngine) -> FlowEngine:
@@ -82,6 +91,29 @@ def test_a_chunk_in_serial_mode_is_one_replay(shape: Shape):
     results = run.decode([frames])[0]
     assert (engine.record.count, run.scheduler.counts.passes, engine.graphs.eager_passes) == (6, 6, 0)
     assert_right(run, results, frames, FlowTwin(shape, engine.policy.weights))
+
+
+def runs_again(program: Callable[[], Steps | None]) -> tuple[Callable[[], None], Steps | None]:
+    """A `Record` that records nothing: the program runs at each replay."""
+    outputs = program()
+
+    def replay() -> None:
+        found = program()
+        if outputs is not None and found is not None:
+            outputs.after.copy_(found.after)
+
+    return replay, outputs
+
+
+@pytest.mark.parametrize("mode", [Mode.SERIAL, Mode.PIPELINED])
+def test_a_replay_gives_the_bits_of_its_program(shape: Shape, mode: Mode):
+    found, frames = [], frames_of(shape, 5)
+    for kind in (Replays(), runs_again):
+        engine = recorded(replaying(shape, 2, kind=kind))
+        limits = limits_for(shape.sizes.program.passes, sessions=2)
+        streams = OfflineRun(engine, Scheduler(limits, whole=True), [mode] * 2).decode([frames, frames[3:]])
+        found.append(np.stack([each.sampled.values for results in streams for each in results]))
+    assert np.array_equal(*found)
 
 
 def test_a_frame_of_one_camera_is_answered_eagerly(shape: Shape):
