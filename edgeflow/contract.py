@@ -9,6 +9,8 @@ from typing import Literal
 from edgeflow_client.errors import StartError
 from edgeflow_client.types import StateSpec
 
+PassKind = Literal["prefill", "decode", "whole"]
+"""Passes whose times change alike: with a prefill, without one, and those in which frames take all of their passes."""
 KVName = Literal["model", "int8", "fp8", "int4"]
 """KV formats in the configuration; `model`: the dtype of the model."""
 
@@ -252,9 +254,10 @@ class PassTimes:
         others = {name: getattr(self, name) * percent // 100 for name in ("row_ns", "whole_ns")}
         return replace(self, **passes, **others)
 
-    def corrected(self, percent: int, *, with_prefill: bool) -> PassTimes:
-        """The times with only those of passes with, or without, a prefill multiplied by percent / 100."""
-        moved, names = self.scaled(percent), (*_WITH_PREFILL, "row_ns", "whole_ns") if with_prefill else _WITHOUT
+    def corrected(self, percent: int, *, kind: PassKind) -> PassTimes:
+        """The times with only those of passes of one kind multiplied by percent / 100."""
+        moved = self.scaled(percent)
+        names = {"prefill": (*_WITH_PREFILL, "row_ns"), "decode": _WITHOUT, "whole": ("whole_ns",)}[kind]
         return replace(self, **{name: getattr(moved, name) for name in names})
 
 

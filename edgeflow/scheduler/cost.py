@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Generic, TypeVar
 
-from edgeflow.contract import PassTimes
+from edgeflow.contract import PassKind, PassTimes
 
 DRIFT_PERCENT = 20
 DRIFT_SAMPLES = 20
@@ -34,6 +34,12 @@ class PassSample:
     whole: bool = False
     """As in Pass."""
 
+    @property
+    def kind(self) -> PassKind:
+        if self.whole:
+            return "whole"
+        return "prefill" if self.prefills else "decode"
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimes:
@@ -48,9 +54,9 @@ class ChunkTimes:
     def pass_ns(self, prefills: int, decodes: int, whole: bool = False) -> int:  # noqa: ARG002
         return self.step_ns + (prefills + decodes - 1) * self.row_ns
 
-    def corrected(self, percent: int, *, with_prefill: bool) -> ChunkTimes:
+    def corrected(self, percent: int, *, kind: PassKind) -> ChunkTimes:
         """Only decode rows show how the device has changed; a chunk's time depends on more than its rows."""
-        if with_prefill:
+        if kind != "decode":
             return self
         return ChunkTimes(max(self.step_ns * percent // 100, 1), max(self.row_ns * percent // 100, 1))
 
@@ -63,26 +69,26 @@ class CostModel(Generic[TimesOf]):
 
     def __init__(self, times: TimesOf) -> None:
         self.times: TimesOf = times
-        self._ratios: dict[bool, list[int]] = {True: [], False: []}
+        self._ratios: dict[PassKind, list[int]] = {"prefill": [], "decode": [], "whole": []}
 
     def observe(self, samples: Iterable[PassSample]) -> bool:
-        """Passes with and without a prefill are judged apart; True when the times were changed."""
+        """Passes of each kind are judged apart; True when the times were changed."""
         for sample in samples:
             expected = self.times.pass_ns(sample.prefills, sample.decodes, sample.whole)
             if expected > 0:
-                self._ratios[sample.prefills > 0].append(sample.ns * 100 // expected)
-        changed = [self._correct(with_prefill) for with_prefill in (True, False)]
+                self._ratios[sample.kind].append(sample.ns * 100 // expected)
+        changed = [self._correct(kind) for kind in self._ratios]
         return any(changed)
 
-    def _correct(self, with_prefill: bool) -> bool:
-        ratios = self._ratios[with_prefill]
+    def _correct(self, kind: PassKind) -> bool:
+        ratios = self._ratios[kind]
         if len(ratios) < DRIFT_SAMPLES:
             return False
         percent = int(median(ratios))
         ratios.clear()
         if abs(percent - 100) <= DRIFT_PERCENT:
             return False
-        before, self.times = self.times, self.times.corrected(percent, with_prefill=with_prefill)
+        before, self.times = self.times, self.times.corrected(percent, kind=kind)
         return self.times != before
 
 

@@ -133,6 +133,15 @@ class Scheduler:
         queue = self._sessions.get(session)
         return queue is not None and queue.is_finishing
 
+    @property
+    def holds_frames(self) -> bool:
+        """True while frames wait for the end of a whole pass."""
+        return self._runs_whole and any(queue.waiting is not None for queue in self._sessions.values())
+
+    @property
+    def _runs_whole(self) -> bool:
+        return any(segment.passes > 1 for launched in self._launched.values() for _, segment, _ in launched)
+
     def reject(self, frame: FrameRef) -> list[Departure]:
         """Drop a waiting frame that the policy rejects; any other stays."""
         queue = self._sessions.get(frame.session)
@@ -188,7 +197,7 @@ class Scheduler:
         None while a whole pass runs: the frame that comes next would be an old one by its end.
         """
         chosen: list[SessionQueue] = []
-        if any(segment.passes > 1 for launched in self._launched.values() for _, segment, _ in launched):
+        if self._runs_whole:
             return chosen
         rows = 0
         queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))

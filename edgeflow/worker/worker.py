@@ -87,7 +87,7 @@ class Worker:
         if control is not None:
             expected_ns = self._cost.times.pass_ns(*control.ticket.planned.shape) if self._cost is not None else 0
             self._launched(control, self._commit_control, expected_ns)
-        stepped = self._step_chat(idle=control is None)
+        stepped = self._step_chat(idle=control is None and not self._control.holds_frames)
         if control is None and not stepped:
             return self._commit(0)  # True if a pass ended, which may have made new work
         return True

@@ -89,8 +89,8 @@ def test_a_row_is_scaled_with_the_passes_that_have_a_prefill():
         row_ns=MS,
         launch_ns=5,
     )
-    assert times.corrected(200, with_prefill=True).row_ns == MS
-    assert times.corrected(200, with_prefill=False).row_ns == MS // 2
+    assert times.corrected(200, kind="prefill").row_ns == MS
+    assert times.corrected(200, kind="decode").row_ns == MS // 2
     assert TIMES.scaled(50).row_ns == 0
 
 

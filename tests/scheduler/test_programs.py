@@ -246,10 +246,23 @@ def test_robots_have_whole_passes_where_all_are_serial_and_one_alone_has_a_frame
         assert min(each.passes_per_action for each in forecast(WHOLE, LIMITS, [robot, other])) == DENOISING.passes
 
 
-def test_a_whole_pass_drifts_as_passes_with_a_prompt():
+def test_a_whole_pass_drifts_by_itself():
     model = CostModel(WHOLE)
     assert WHOLE.pass_ns(1, 0, whole=True) == 40 * MS
     assert not model.observe([PassSample(1, 0, 44 * MS, whole=True)] * DRIFT_SAMPLES)
     assert model.observe([PassSample(1, 0, 80 * MS, whole=True)] * DRIFT_SAMPLES)
-    assert model.times == WHOLE.corrected(200, with_prefill=True)
-    assert (model.times.whole_ns, model.times.decode_ns) == (80 * MS, WHOLE.decode_ns)
+    assert model.times == replace(WHOLE, whole_ns=80 * MS)
+
+
+def test_frames_that_wait_for_the_end_of_a_whole_pass_are_known():
+    """The device is theirs next: chat must not go first."""
+    scheduler = Scheduler(replace(LIMITS, stages=DENOISING.passes, max_sessions=2), whole=True)
+    for session in range(2):
+        scheduler.open(session, 1, Pace(1), DENOISING)
+    scheduler.offer(Frame(FrameRef(0, 1, 1), 10))
+    planned = scheduler.plan(0)
+    assert planned is not None and planned.whole and not scheduler.holds_frames
+    scheduler.offer(Frame(FrameRef(1, 1, 1), 10))
+    assert scheduler.holds_frames and scheduler.plan(0) is None
+    scheduler.commit(planned.number, [Outcome(each.sequence, ()) for each in planned.segments])
+    assert not scheduler.holds_frames and scheduler.plan(0) is not None

@@ -229,6 +229,11 @@ class ControlLoop:
         )
 
     @property
+    def holds_frames(self) -> bool:
+        """As in Scheduler."""
+        return self._scheduler.holds_frames
+
+    @property
     def ahead(self) -> int:
         """Passes that may be in flight while the next one is planned: none where a pacer delays the host."""
         return self._engine.launch_ahead if self._pacer is None else 0

@@ -155,7 +155,7 @@ class WorkerLife:
             case WarmupProgress():
                 self._listener.worker_progress(message)
             case WorkerReady(pass_times=times):
-                self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns))
+                self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns, times.whole_ns))
                 self._settle(message)
             case WorkerFailed():
                 self._settle(start_error(message.kind, message.text))
