@@ -16,7 +16,7 @@ ALIGNED = 16  # bytes: Triton compiles a kernel again for a pointer that is not 
 
 @dataclass(frozen=True)
 class BufferFields:
-    """The fields of a buffer, each from a multiple of 16 bytes on."""
+    """The fields of a buffer, each starting at a multiple of 16 bytes."""
 
     fields: tuple[tuple[torch.dtype, tuple[int, ...]], ...]
     """dtype and shape of each."""

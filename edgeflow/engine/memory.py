@@ -25,7 +25,9 @@ MOST_SESSIONS = 8
 """The most sessions that are reserved where max_sessions is not set."""
 FIXED_BYTES = {"cpu": 256 << 20, "cuda": 7 << 28}
 """The fixed part of the reserve by device type. CUDA: about 180 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
-each of two streams, split-KV workspaces and allocator fragments; predicted, not measured."""
+each of two streams, split-KV workspaces and allocator fragments; predicted, not measured. OpenVLA has 179 recordings
+with 8 sessions. A flow policy with texts of more than 256 tokens may have more, up to `MOST_GRAPHS`, which would take
+0.6 GiB beyond these."""
 RECORDING_BYTES = 8 << 20
 """Memory of one CUDA graph; predicted, not measured."""
 

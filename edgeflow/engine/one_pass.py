@@ -1,4 +1,6 @@
-"""Passes that answer frames whole: the contract of policies that keep nothing between passes (engine/executor.py)."""
+"""Passes that answer a frame in one forward pass, the contract of policies that keep nothing between passes
+(engine/executor.py).
+"""
 
 from __future__ import annotations
 

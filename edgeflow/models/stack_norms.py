@@ -74,8 +74,8 @@ class StackNorms:
         self._add_norm: AddRmsNorm = find("add_rms_norm", "input", stored.dtype)
 
     def modulation(self, conditions: Tensor) -> Tensor:
-        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one; each norm's gate is of what
-        follows it.
+        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one. A published gate scales the
+        sub-layer after its norm, so the table stores it with the next norm.
         """
         found = []
         for dense in self._dense or ():

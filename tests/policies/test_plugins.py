@@ -190,6 +190,16 @@ def test_the_plug_in_of_the_documents_runs(install: Install, tmp_path: Path, mon
         check_model_directory(directory)
 
 
+def test_a_policy_of_an_earlier_interface_is_rejected(
+    stub_plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = stub_checkpoint(tmp_path / "stub")
+    family_of(directory)
+    monkeypatch.delattr("edgeflow_stub.StubPolicy.batch")  # which had only run(frames)
+    with pytest.raises(ConfigError, match=r"StubPolicy has no batch, .* see docs/policies/write-your-own\.md"):
+        loaded(directory, {})
+
+
 def test_it_has_no_recordings_to_verify(stub_plugin: None, tmp_path: Path):
     with pytest.raises(ConfigError, match="family stub, a plug-in, have no recordings"):
         verify_checkpoint(stub_checkpoint(tmp_path / "stub"), (), Mock())

@@ -31,7 +31,7 @@ from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.plan import FrameRef, Outcome
 from edgeflow.scheduler.session import Shift
-from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.errors import ConfigError, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,14 @@ class OnePassEngine(PassEngine):
 
 
 def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
-    """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass."""
+    """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass.
+
+    ConfigError for a policy without a method that is called for every pass.
+    """
+    missing = [name for name in ("prompt_tokens", "batch", "run") if not hasattr(policy, name)]
+    if missing:
+        found = f"policy.family: {type(policy).__name__} has no {' and no '.join(missing)}"
+        raise ConfigError(f"{found}, which a policy of one pass needs; see docs/policies/write-your-own.md")
     served = cast("OnePassPolicy", policy)
     return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, graphs=options.graphs)
 

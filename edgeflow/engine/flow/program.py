@@ -96,7 +96,7 @@ class FlowProgram:
     def chunks(self, prefix: FlowRows, step: FlowRows, inputs: PrefixInputs, *, guided: bool) -> Steps:
         """Run frames from their prefix to their last step; returns that step.
 
-        step: rows of a step of each, which is any: all of them lie alike.
+        step: rows of one step per frame; all steps use the same rows.
         """
         self._stages.velocity(prefix, inputs, None)
         for each in self._each_step:

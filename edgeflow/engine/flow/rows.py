@@ -50,7 +50,7 @@ class StepSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowCounts:
-    """The sizes of the rows of a pass, which its work follows from."""
+    """Row counts of a pass; what is launched over its rows follows from them alone."""
 
     prefixes: tuple[int, ...]
     """Rows of each prefix, padding included."""

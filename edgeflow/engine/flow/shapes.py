@@ -30,8 +30,8 @@ class FlowPassShape:
 class FlowClasses:
     """The shapes to which passes are padded: a whole chunk of one frame, or prefixes beside steps, with all cameras.
 
-    rows: of a prefix of so many cameras and tokens. tokens: of the longest text. steps: N. Steps are those of full
-    pipelines, one of a robot, and halves of it.
+    rows: of a prefix of so many cameras and tokens. tokens: of the longest text. steps: N. Stepping frames are padded
+    to N times a power of two, or to N halved, once or more, and rounded up.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ Published source: OpenVLA's prismatic/extern/hf/processing_prismatic.py.
 
 On the device: Pillow resizes 8-bit images in integers: the taps of an output pixel are rounded to 22 binary
 places, the products are summed, and the sum is rounded to 8 bits, along the rows first, then along the columns. Here
-each axis is one matrix product in float32. The taps enter as three digits of 8 bits, so that every sum on the way is a
+each axis is one matrix product in float32. The taps enter as three digits of 8 bits, so that every sum on the way is an
 integer below 2^24: exact, in whatever order it is summed. The digits are put together in int32, as Pillow sums.
 """
 
