@@ -362,7 +362,7 @@ def test_chat_compiles_nothing_after_warm_up(
         model.vision = here.vision = object()
     passes, engine = warmed_chat(monkeypatch, model, here, kv_format, graphs=graphs)
     warm = set(compiled)
-    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_attend", "_best_of_block", *OF_4_BITS[group]}
+    assert {each[0] for each in warm} >= {"_turn", "_norm_row", "_gate", "_join", "_best_of_block", *OF_4_BITS[group]}
     run_any(passes, engine, 200)
     assert compiled - warm == set()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow.kernels.kv.layout import PackedLayout, Span
-from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles, long_parts_of, parts_of
+from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles, large_parts_of, parts_of
 
 CPU = torch.device("cpu")
 H100 = 132
@@ -43,22 +43,21 @@ def test_every_row_is_attended_once_per_part(lengths: list[int], group: int, spl
     numbers = [(tile[4] + tile[2] * 4 * tile[1] * group, 4 * tile[1] * group) for tile in split]  # first line and lines
     written = [line for first, count in numbers for line in range(first, first + count)]
     assert written == list(range(made.lines)), "no two parts share their place"
-    assert [tile[5] for tile in split if tile[2] == 0] == list(range(made.joins)), "no two tiles share their arrivals"
-    assert all(tile[5] == split[at - tile[2]][5] for at, tile in enumerate(split)), "and all parts of a tile do"
+    assert made.joins.tolist() == [tile for tile in split if tile[2] == 0]
     ends = set(accumulate(length for length in lengths))
     for tile in made.attended[made.large :].tolist():
-        assert tile[1] * group <= SMALL
-    assert ends <= {stop for _, stop in covered}, "no tile holds rows of two spans"
+        assert tile[1] * group <= SMALL and tile[0] + tile[1] in ends
     assert sum(tile[1] for tile in made.attended[: made.large].tolist() if tile[2] == 0) == sum(
         length for length in lengths if length * group > SMALL
     )
+    assert all(tile[1] * group <= made.members for tile in made.joins.tolist())
 
 
 @pytest.mark.parametrize("lengths", [[1], [1, 1], [70, 1], [64, 65, 1, 1, 1]], ids=str)
-def test_small_tiles_begin_aligned(lengths: list[int]):
+def test_both_lists_begin_aligned(lengths: list[int]):
     """At a pointer that is no multiple of 16 bytes a kernel is compiled once more: seconds within a pass."""
     made = tiles(lengths, 4096)
-    for table in (made.attended, made.attended[made.large :]):
+    for table in (made.attended, made.joins, made.attended[made.large :]):
         assert table.storage_offset() * table.element_size() % 16 == 0 and table.shape[1] == TILE_FIELDS
 
 
@@ -113,6 +112,7 @@ def test_few_rows_fill_the_device_or_read_few_keys_each(lengths: list[int], reac
 @pytest.mark.parametrize(
     ("blocks", "reach", "multiprocessors", "parts"),
     [
+        (7, 878, H100, 14),  # a step of pi0: a block of keys per part
         (7, 878, ORIN, 2),
         (28, 8192, H100, 9),  # two whole waves; a tenth part would begin a third
         (58, 2048, H100, 2),  # a chunk of 256 rows, chat 0.5B
@@ -123,23 +123,14 @@ def test_few_rows_fill_the_device_or_read_few_keys_each(lengths: list[int], reac
     ],
 )
 def test_parts_of_large_tiles_gain_more_than_their_sums_cost(blocks: int, reach: int, multiprocessors: int, parts: int):
-    assert long_parts_of(blocks, 64, reach, multiprocessors)[1] == parts
+    assert large_parts_of(blocks, reach, multiprocessors) == parts
 
 
 @given(blocks=st.integers(1, 5000), reach=st.integers(1, 1 << 17), multiprocessors=st.integers(1, 200))
 def test_large_tiles_are_split_only_on_an_idle_device(blocks: int, reach: int, multiprocessors: int):
-    _, parts = long_parts_of(blocks, 64, reach, multiprocessors)
+    parts = large_parts_of(blocks, reach, multiprocessors)
     assert parts == 1 or (parts * blocks <= 2 * multiprocessors and (parts - 1) * 64 < reach)
     assert parts == 1 or blocks < multiprocessors
-
-
-def test_one_block_joins_few_sums():
-    """Tiles of few queries where others would leave more to the block that joins than these read twice."""
-    sums = []
-    for lengths, reach, kv_heads, group in LAUNCHES:
-        made = tiles(lengths, reach, kv_heads=kv_heads, group=group)
-        sums.append(max(rows * group * parts for _, rows, _, parts, *_ in made.attended.tolist()))
-    assert sums == [224, 154, 154, 1155, 567, 308, 80]
 
 
 def test_splits_follow_the_device():

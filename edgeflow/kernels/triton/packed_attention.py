@@ -1,11 +1,11 @@
-"""Packed attention over slots: prefills, chunks and decode rows of any lengths, in one launch.
+"""Packed attention over slots: prefills, chunks and decode rows of any lengths, in one launch or two.
 
 The work is a list of tiles (tile_list.py), made of the lengths and the reach of a layout; slots and positions are
 read on the device, so that a graph of one shape is replayed with others. A tile holds the queries of all heads that
 share a KV head (row by row, head by head): a decode row of group 7 is a tile of 7 queries. Small tiles take a narrow
-path with few warps. Where a tile is split along the keys, the last of its blocks to arrive joins the parts; whether one
-is, only its list says, so that the same kernel serves it split and whole. Keys that no row of a tile sees are never
-read. A layout without `visibility` is served by a kernel that knows only causal rows.
+path with few warps. Where tiles are split along the keys, a second kernel joins the parts; whether one is, only its
+list says, so that the same kernel serves it split and whole. Keys that no row of a tile sees are never read. A layout
+without `visibility` is served by a kernel that knows only causal rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edgeflow.kernels.triton.attention_tile import LOG2_E, attend_four_bits, att
 from edgeflow.kernels.triton.launch import INTERPRETED, multiprocessors, power_of_two, warps_of
 from edgeflow.kernels.triton.tile_list import SMALL, TILE_FIELDS, Tiles
 
-JOINED = 1024  # numbers of sums of queries that a block joins at once, two parts per warp: 64 registers of a thread
+JOINED = 32  # parts that are read together
 BOTH, ONLY_SMALL, ONLY_LARGE = 0, 1, 2
 """Sizes of the tiles of a launch. A launch of one size has the registers and warps that this size needs."""
 AS_THEY_ARE, SCALED, FOUR_BITS = 0, 1, 2
@@ -36,62 +36,14 @@ AS_THEY_ARE, SCALED, FOUR_BITS = 0, 1, 2
 
 
 @triton.jit
-def _join(
-    parts, stats, tile, out,
-    KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    QUERIES: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """Store the results of a split tile of one KV head, once all its parts are there.
-
-    PARTS parts of QUERIES queries are loaded at once, independently of each other, and always in the same order. They
-    are read past L1, where lines of an earlier launch may lie.
-    """
-    first_row = tl.load(tile)  # read again: in a register since the caller's loops it takes one from them
-    rows = tl.load(tile + 1)
-    splits = tl.load(tile + 3)
-    kv_head = tl.program_id(1)
-    begin = tl.load(tile + 4).to(tl.int64) + kv_head * rows * GROUP
-    parts += begin * D
-    stats += begin * 2
-    width = tl.arange(0, BLOCK_D)[None, None, :]
-    for start in range(0, rows * GROUP, QUERIES):
-        member = start + tl.arange(0, QUERIES)
-        live = member < rows * GROUP
-        largest = tl.full([QUERIES], -float("inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
-        joined = tl.zeros([QUERIES, BLOCK_D], tl.float32)
-        for first in range(0, splits, PARTS):
-            part = first + tl.arange(0, PARTS)
-            there = (part < splits)[:, None] & live[None, :]
-            line = part[:, None] * (KH * rows * GROUP) + member[None, :]  # [PARTS, QUERIES]
-            theirs = tl.load(stats + 2 * line, mask=there, other=-float("inf"), cache_modifier=".cg")
-            totals = tl.load(stats + 2 * line + 1, mask=there, other=0.0, cache_modifier=".cg")
-            place = line[:, :, None] * D + width
-            values = tl.load(parts + place, mask=there[:, :, None] & (width < D), other=0.0, cache_modifier=".cg")
-            new_largest = tl.maximum(largest, tl.max(theirs, 0))
-            anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # no part has seen a key yet
-            fade = tl.exp2(largest - anchor)
-            weight = tl.exp2(theirs - anchor[None, :])
-            total = total * fade + tl.sum(totals * weight, 0)
-            joined = joined * fade[:, None] + tl.sum(values * weight[:, :, None], 0)
-            largest = new_largest
-        query = ((first_row + member // GROUP).to(tl.int64) * KH * GROUP + kv_head * GROUP + member % GROUP) * D
-        wide = tl.arange(0, BLOCK_D)
-        result = joined / tl.where(total == 0.0, 1.0, total)[:, None]
-        kept = live[:, None] & (wide < D)[None, :]
-        tl.store(out + query[:, None] + wide[None, :], result.to(out.dtype.element_ty), mask=kept)
-
-
-@triton.jit
 def _store_tile(
     q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges, tree, first,
-    out, parts, stats, arrivals, tile, rows, T, scale,
+    out, parts, stats, tile, rows, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, QUERIES: tl.constexpr, PARTS: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
-    """Store one tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`,
-    and then, after all other parts of the tile, the result of all."""
+    """Store one tile of one KV head: its result into `out` [L_Q, KH GROUP, D], or its sums into `parts` and `stats`."""
     first_row = tl.load(tile)
     split = tl.load(tile + 2)
     splits = tl.load(tile + 3)
@@ -132,8 +84,8 @@ def _store_tile(
                 queries, position, k_slots + base * D, v_slots + base * D, k_scales + base, v_scales + base, low, high,
                 KH * D, KH, scale, D, BLOCK_M, BLOCK_N, BLOCK_D, FORM == 1, WIDE,
             )  # fmt: skip
-    # With ranges the mask alone decides: a branch takes registers of a second block (sm_90), or spills some (sm_87).
-    if (splits == 1) | (SEES > 0):
+    # With ranges over dense slots the mask alone decides: a branch takes registers of a second block (sm_90).
+    if (splits == 1) | ((SEES > 0) & (FORM == 0)):
         result = total_out / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(out + query[:, None] + width[None, :], result.to(out.dtype.element_ty), mask=kept & (splits == 1))
     if splits > 1:
@@ -141,26 +93,19 @@ def _store_tile(
         tl.store(parts + line[:, None] * D + width[None, :], total_out, mask=kept)
         tl.store(stats + 2 * line, largest, mask=live)
         tl.store(stats + 2 * line + 1, total, mask=live)
-        arrivals += tl.load(tile + 5) * KH + tl.program_id(1)
-        tl.debug_barrier()  # one thread arrives for all, after the stores of all
-        if tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == splits - 1:
-            tl.store(arrivals, 0)  # for the next launch, such as a replay
-            _join(
-                parts, stats, tile, out,
-                KH=KH, GROUP=GROUP, D=D, BLOCK_D=BLOCK_D, QUERIES=QUERIES, PARTS=PARTS,
-            )  # fmt: skip
 
 
 @triton.jit
 def _attend(
     q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges, tree, first,
-    tiles, out, parts, stats, arrivals, T, scale,
+    tiles, out, parts, stats, T, scale,
     KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr, SIZES: tl.constexpr,
     BLOCK_M: tl.constexpr, SMALL_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr, QUERIES: tl.constexpr, PARTS: tl.constexpr,
+    FORM: tl.constexpr, WIDE: tl.constexpr, SEES: tl.constexpr,
 ):  # fmt: skip
-    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts, stats and arrivals:
-    `_room`. ranges, tree, first: of a `Visibility`. SEES: 0 where rows are causal, 1 with ranges only, 2 with bits.
+    """Grid [tiles, KH]. q, out [L_Q, KH GROUP, D]; k_slots .. exact and FORM: `Stored`; parts [lines, D] and stats
+    [lines, 2] of `Tiles`, both float32. ranges, tree, first: of a `Visibility`. SEES: 0 where rows are causal, 1 with
+    ranges only, 2 with bits.
 
     SIZES: which paths there are: 0 both, by the size of a tile; 1 that of small tiles; 2 that of large ones, which any
     tile may take.
@@ -173,16 +118,57 @@ def _attend(
         if small:
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
-                tree, first, out, parts, stats, arrivals, tile, rows, T, scale, KH, GROUP, D,
-                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, QUERIES, PARTS,
+                tree, first, out, parts, stats, tile, rows, T, scale, KH, GROUP, D,
+                SMALL_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES,
             )  # fmt: skip
     if SIZES != 1:  # noqa: SIM102
         if not small:
             _store_tile(
                 q, k_slots, v_slots, k_scales, v_scales, k_offsets, v_offsets, exact, row_slot, row_position, ranges,
-                tree, first, out, parts, stats, arrivals, tile, rows, T, scale, KH, GROUP, D,
-                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES, QUERIES, PARTS,
+                tree, first, out, parts, stats, tile, rows, T, scale, KH, GROUP, D,
+                BLOCK_M, BLOCK_N, BLOCK_D, FORM, WIDE, SEES,
             )  # fmt: skip
+
+
+@triton.jit
+def _join(
+    parts, stats, joins, out,
+    KH: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, TILE_FIELDS: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Grid [joins, KH, members]: one query of one joined tile. BLOCK_S parts are loaded at once, independently of each
+    other, and reduced in registers; only blocks of them follow one another."""
+    tile = joins + tl.program_id(0) * TILE_FIELDS
+    first_row = tl.load(tile)
+    rows = tl.load(tile + 1)
+    splits = tl.load(tile + 3)
+    line = tl.load(tile + 4)
+    kv_head = tl.program_id(1)
+    member = tl.program_id(2)
+    width = tl.arange(0, BLOCK_D)
+    inside = width < D
+    if member < rows * GROUP:
+        largest = -float("inf")
+        total = 0.0
+        joined = tl.zeros([BLOCK_D], tl.float32)
+        for start in range(0, splits, BLOCK_S):
+            split = start + tl.arange(0, BLOCK_S)
+            there = split < splits
+            place = line.to(tl.int64) + (split * KH + kv_head) * rows * GROUP + member  # [BLOCK_S]
+            theirs = tl.load(stats + 2 * place, mask=there, other=-float("inf"))
+            totals = tl.load(stats + 2 * place + 1, mask=there, other=0.0)
+            kept = there[:, None] & inside[None, :]
+            values = tl.load(parts + place[:, None] * D + width[None, :], mask=kept, other=0.0)  # [BLOCK_S, BLOCK_D]
+            new_largest = tl.maximum(largest, tl.max(theirs, 0))
+            anchor = tl.where(new_largest == -float("inf"), 0.0, new_largest)  # no part has seen a key yet
+            fade = tl.exp2(largest - anchor)
+            weight = tl.exp2(theirs - anchor)
+            total = total * fade + tl.sum(totals * weight, 0)
+            joined = joined * fade + tl.sum(values * weight[:, None], 0)
+            largest = new_largest
+        query = ((first_row + member // GROUP).to(tl.int64) * KH * GROUP + kv_head * GROUP + member % GROUP) * D
+        result = joined / tl.where(total == 0.0, 1.0, total)
+        tl.store(out + query + width, result.to(out.dtype.element_ty), mask=inside)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,27 +277,28 @@ class _Launch:
         shape, (visibility, seen) = (kv_heads, group, width, TILE_FIELDS), _seen(layout)
         block_d, wide = power_of_two(width), INTERPRETED and q.dtype == torch.bfloat16
         for some, sizes in _launches(tiles, apart=bool(tuning.apart)):
-            warps = tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL)
             _attend[(len(some), kv_heads)](
                 q, *stored.tensors, layout.row_slot, layout.row_position, *seen, some, out, *room,
                 capacity, LOG2_E / math.sqrt(width), *shape, sizes, block_m, SMALL, block_n, block_d,
-                stored.form, wide, visibility, max(JOINED // block_d, 1), 2 * warps,
-                num_warps=warps, num_stages=tuning.num_stages,
+                stored.form, wide, visibility,
+                num_warps=tuning.num_warps or warps_of(width, small=sizes == ONLY_SMALL), num_stages=tuning.num_stages,
             )  # fmt: skip
+        if len(tiles.joins):
+            _join[(len(tiles.joins), kv_heads, tiles.members)](*room, tiles.joins, out, *shape, block_d, JOINED)
         return out
 
     def _work(
         self, kv_heads: int, group: int, width: int, block_m: int, device: torch.device
-    ) -> tuple[Tiles, tuple[Tensor, ...]]:
+    ) -> tuple[Tiles, tuple[Tensor, Tensor]]:
         """Cached by the layout: a graph must not contain a copy from the host."""
         splits = self._tuning.splits
 
-        def make() -> tuple[Tiles, tuple[Tensor, ...]]:
+        def make() -> tuple[Tiles, tuple[Tensor, Tensor]]:
             tiles = Tiles.of(
                 self._layout, device, kv_heads=kv_heads, group=group, block_m=block_m, splits=splits,
                 multiprocessors=multiprocessors(device),
             )  # fmt: skip
-            return tiles, _room(tiles, kv_heads, width, device)
+            return tiles, _room(tiles.lines, width, device)
 
         return self._layout.kept(("triton tiles", kv_heads, group, width, block_m, splits), make)
 
@@ -337,10 +324,6 @@ def _launches(tiles: Tiles, *, apart: bool) -> list[tuple[Tensor, int]]:
     return [(tiles.attended, BOTH)]
 
 
-def _room(tiles: Tiles, kv_heads: int, width: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Partial sums [lines, D], the largest score and sum of weights of each [lines, 2], both float32, and the arrived
-    blocks of each joined tile and KV head [joins, KH] int32: zero between launches, which follow one another.
-    """
-    lines = max(tiles.lines, 1)
-    sums = torch.empty(lines, width, device=device), torch.empty(lines, 2, device=device)
-    return *sums, torch.zeros(tiles.joins, kv_heads, dtype=torch.int32, device=device)
+def _room(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Partial sums [rows, D], and the largest score and sum of weights of each [rows, 2]."""
+    return torch.empty(max(rows, 1), width, device=device), torch.empty(max(rows, 1), 2, device=device)

@@ -13,8 +13,6 @@ import torch
 
 from edgeflow.engine.placement import set_precision
 from edgeflow.kernels.awq import AWQ
-from edgeflow.kernels.kv.formats import DENSE
-from edgeflow.kernels.kv.layout import Span
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
@@ -22,8 +20,7 @@ from edgeflow.kernels.weights import FLOAT
 from edgeflow.lab.gpu.section_order import LEFT_OUT, Found
 from edgeflow.lab.gpu.section_setting import OffError, SectionSetting, named
 from edgeflow.lab.gpu.subjects.random_policy import SIZES, PolicySize
-from edgeflow.lab.trials import cases
-from edgeflow.lab.trials.cases import Heads, TrialCase
+from edgeflow.lab.trials.cases import TrialCase
 from edgeflow.lab.trials.catalogue import small_cases
 from edgeflow.lab.trials.compare import ReferenceOutputs, tolerance
 from edgeflow.lab.trials.model_cases import model_cases
@@ -31,16 +28,6 @@ from edgeflow.models.llama import LlamaConfig
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 PROCESSES = 8  # Triton compiles for seconds per kernel and dtype
-SPLIT = [
-    ([Span(0, 2047, 1)], Heads(28, 4, 128)),
-    ([Span(0, 32763, 5)], Heads(28, 4, 128)),
-    ([Span(0, 8132, 60)], Heads(28, 4, 128)),
-    ([Span(0, 2043, 5)], Heads(14, 2, 64)),
-    ([Span(0, 828, 50)], Heads(8, 1, 256)),
-]
-"""Launches of attention whose tiles are split along the keys: a decode row, drafts, a tree of drafts, a step of π0."""
-REPEATS = 1000
-OTHERS = 7  # sets of queries in turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,34 +108,7 @@ def checks(part: CheckShare) -> tuple[list[Found], list[str]]:
         if monotonic() > part.ends:
             return rows, [f"{case.op_name} {named(dtype)}" for case, dtype in mine[done:]]
         rows += _checks(table, case, device, dtype)
-    return rows + (repeated(device, part.dtype) if device.type == "cuda" and not part.index else []), []
-
-
-@torch.inference_mode()
-def repeated(device: torch.device, dtype: torch.dtype, repeats: int = REPEATS) -> list[Found]:
-    """Split launches in turns with other queries, bit for bit as the first time.
-
-    A block that joined the parts of a tile before all of them were there would take those of the launch before.
-    deviation: how many differ.
-    """
-    rows: list[Found] = []
-    for spans, heads in SPLIT:
-        case = cases.packed_attention(spans, heads)
-        layout, kv = case.problem(device, dtype).arguments
-        attend, layer = (
-            built_in_table().implementation(case.op_name, "triton", DENSE.name).load()(layout, kv),
-            kv.layer(0),
-        )
-        count = sum(span.length for span in spans)
-        queries = torch.randn(OTHERS, count, heads.query, heads.width, device=device).to(dtype)
-        first = [attend(each, layer).clone() for each in queries]
-        off = torch.zeros((), dtype=torch.long, device=device)
-        for turn in range(repeats):
-            off += (attend(queries[turn % OTHERS], layer) != first[turn % OTHERS]).any()
-        row: Found = {"operator": case.op_name, "implementation": "triton", "dtype": named(dtype), "KV": case.kv}
-        row |= {"stage": "repeated", "shape": f"{spans} {heads}", "allowed": 0.0}
-        rows.append(row | {"deviation": float(off), "ok": not off})
-    return rows
+    return rows, []
 
 
 def _checks(table: OperatorTable, case: TrialCase, device: torch.device, dtype: torch.dtype) -> list[Found]:

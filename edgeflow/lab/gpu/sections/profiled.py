@@ -35,7 +35,7 @@ WAITS = ("Synchronize", "cudaMemcpy")  # cudaMemcpyAsync waits only if memory is
 LONGEST_COPY_US = 200.0
 CLASSES = {
     "GEMM": ("gemm", "gemv", "cutlass", "nvjet", "xmma", "cublas", "splitk", "scaled_mm"),
-    "attention": ("attention", "_attend", "flash", "fmha", "prefill", "decode"),
+    "attention": ("attention", "_attend", "_join", "flash", "fmha", "prefill", "decode"),
     "norm": ("norm",),
     "rope and KV": ("_turn", "_carry", "rope", "kv"),
     "activation": ("_gate", "silu", "gelu"),
