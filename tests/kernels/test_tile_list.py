@@ -24,7 +24,7 @@ def tiles(lengths: list[int], reach: int, multiprocessors: int = H100, **changes
 
 
 @given(
-    lengths=st.lists(st.sampled_from([1, 1, 2, 3, 9, 10, 64, 130]), min_size=1, max_size=8),
+    lengths=st.lists(st.sampled_from([0, 1, 1, 2, 3, 9, 10, 64, 130]), min_size=1, max_size=8).filter(any),
     group=st.integers(1, 8),
     splits=st.sampled_from([0, 1, 4]),
     reach=st.integers(130, 5000),

@@ -60,7 +60,7 @@ class Tiles:
         for length in layout.lengths:
             step = length if length * group <= SMALL else block_m // group
             tiles = small if length * group <= SMALL else large
-            tiles += [(row + at, min(step, length - at)) for at in range(0, length, step)]
+            tiles += [(row + at, min(step, length - at)) for at in range(0, length, max(step, 1))]
             row += length
         blocks = (len(large) + len(small)) * kv_heads
         of_large = splits or large_parts_of(blocks, layout.reach, multiprocessors)

@@ -26,7 +26,10 @@ from tests.kernels.interpreted_engine import in_triton
 META = torch.device("meta")
 SHAPE = next(each for each in PUBLISHED if each.name == "π0.5")
 EXPERT = SHAPE.config.expert
-MOST_LAUNCHES = 170
+MOST_LAUNCHES = 188
+"""10 in each of 18 layers, and 8 around them. One of the 10 joins the parts of attention: joined by the last block of a
+tile to arrive instead, a chunk took 25.0 ms on an H200 where it takes 21.4 ms.
+"""
 WITHOUT_A_KERNEL = ("empty", "alias", "detach")
 
 
