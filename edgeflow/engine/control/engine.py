@@ -48,6 +48,10 @@ class EngineOptions:
     """True to replay recordings of passes."""
     shift: Shift = Shift.ROTATE
 
+    def batch(self, policy: Policy) -> int:
+        """The most frames of a pass of whole answers."""
+        return min(self.sessions, max(1, self.row_budget // max(policy.fixed_rows, 1)))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -109,6 +113,8 @@ class PassEngine(Executor[Any]):
     """The most rows of an instruction."""
     kv_bytes: int = 0
     """Memory of the slots."""
+    batch: int = 1
+    """The most frames that a pass answers whole."""
     near: tuple[bool, ...] = ()
     """As in TokenPolicy, empty where answers have no tokens."""
 
@@ -154,7 +160,9 @@ class PassEngine(Executor[Any]):
 
 
 class OnePassEngine(PassEngine):
-    """The executor of a policy that answers in one pass. record: as in Executor."""
+    """The executor of a policy that answers in one pass. batch: the most frames of a pass, all sessions' if not given.
+    record: as in Executor.
+    """
 
     contract: OnePasses
 
@@ -165,10 +173,13 @@ class OnePassEngine(PassEngine):
         text_rows: int,
         kv_bytes: int = 0,
         *,
+        batch: int | None = None,
         graphs: bool = False,
         record: Record | None = None,
     ) -> None:
-        super().__init__(OnePasses(policy, sessions, text_rows, self._example), graphs=graphs, record=record)
+        self.batch = batch or sessions
+        contract = OnePasses(policy, self.batch, text_rows, self._example)
+        super().__init__(contract, graphs=graphs, record=record)
         self.policy: OnePassPolicy = policy
         self.sessions = sessions
         self.text_rows = text_rows
@@ -188,7 +199,8 @@ class OnePassEngine(PassEngine):
 def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
     """The engine of a policy that answers in one pass. kv_bytes: memory that it keeps for the rows of a pass."""
     served = cast("OnePassPolicy", policy)
-    return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, graphs=options.graphs)
+    batch = options.batch(policy)
+    return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, batch=batch, graphs=options.graphs)
 
 
 SAME = 1e-6  # difference by which a normalised value counts as changed
