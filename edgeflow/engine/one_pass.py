@@ -70,8 +70,7 @@ class OnePasses(PassContract):
         self._example = lru_cache(1)(example)
         self._fields: dict[BatchShape, BufferFields] = {}
 
-    def all(self) -> list[BatchShape]:
-        """Every shape that `fits` gives."""
+    def shapes(self) -> list[BatchShape]:
         texts = self._texts if self._policy.prompt_tokens(self._example()) else (0,)
         return [BatchShape(batch, tokens) for batch in self._batches for tokens in texts]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +58,9 @@ class TokenPasses(PassContract):
         self._program = PassProgram(
             prompts, kv, self.state, greedy, shift, verifier=verifier, keeps_guesses=keeps_guesses
         )
+
+    def shapes(self) -> Sequence[PassShape]:
+        return [] if self.classes is None else self.classes.all()
 
     def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> PassShape:  # noqa: ARG002
         return shape_of(planned, None if waits else self.kind(planned), self.kv.capacity)

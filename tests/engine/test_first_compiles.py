@@ -17,11 +17,12 @@ from edgeflow.engine import executor
 from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import FlowFrame, Guidance
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams

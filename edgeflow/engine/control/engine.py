@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -101,10 +101,7 @@ class AnswerBook:
 
 
 class PassEngine(Executor[Any]):
-    """The executor of a policy, as the control loop sees it. What is not overridden serves answers of chunks.
-
-    classes: the shapes of passes that are replayed.
-    """
+    """The executor of a policy, as the control loop sees it. What is not overridden serves answers of chunks."""
 
     policy: Policy
     sessions: int
@@ -120,10 +117,6 @@ class PassEngine(Executor[Any]):
 
     def rows(self, prompt: Any) -> int:
         """Rows of a frame's prompt."""
-        raise NotImplementedError
-
-    def shapes(self) -> Sequence[Hashable]:
-        """The shapes to record: all that sessions may need."""
         raise NotImplementedError
 
     @property
@@ -188,9 +181,6 @@ class OnePassEngine(PassEngine):
     def rows(self, prompt: Any) -> int:
         return self.policy.fixed_rows + self.policy.prompt_tokens(prompt)
 
-    def shapes(self) -> Sequence[Hashable]:
-        return self.contract.all()
-
     def _example(self) -> Any:
         (observation,) = sample_observations(self.policy.inputs, 1, INSTRUCTION)
         return self.policy.prepare(observation)
@@ -223,9 +213,6 @@ class FlowEngine(PassEngine):
 
     def rows(self, prompt: FlowFrame) -> int:
         return self.contract.stages.prefix_rows(len(prompt.pixel_values), len(prompt.prompt_ids))
-
-    def shapes(self) -> Sequence[Hashable]:
-        return self.contract.classes.all(guided=self.policy.rtc is not None)
 
     @property
     def runs_whole(self) -> bool:
@@ -333,9 +320,6 @@ class PolicyEngine(PassEngine):
         self.capacity = capacity
         self.kv_bytes = kv.nbytes
         self.text_rows = capacity - policy.image_tokens - policy.K
-
-    def shapes(self) -> Sequence[Hashable]:
-        return [] if self.contract.classes is None else self.contract.classes.all()
 
     def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
         tokens = [token for outcome in outcomes for token in outcome.tokens][:passes]

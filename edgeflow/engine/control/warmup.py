@@ -3,7 +3,6 @@
 In 16 bits every sum in another order gives another rounding, and a near tie between two tokens another winner. How far
 apart correct decodings may be depends on the model, so it is measured: frames whose pixels are moved by one rounding
 are decoded serially, after which every later rounding differs too. A pass at fault is further off than that.
-Where passes are replayed, every shape that sessions can need is recorded first.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_ser
 from edgeflow.engine.control.samples import brightened, sample_observations, uncounted
 from edgeflow.engine.flow.frames import FlowFrame, Previous
 from edgeflow.engine.flow.policy import FlowPolicy
+from edgeflow.engine.graphs import Progress
 from edgeflow.engine.policy import INSTRUCTION, OnePassPolicy, PreparedFrame
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
-from edgeflow_client.errors import ConfigError, WorkerError
+from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import Mode
 
 CHUNK_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
@@ -150,8 +150,6 @@ SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 EIGHT_BITS = torch.bfloat16
 """A dtype whose rounding is as coarse as that of a row in 8 bits: a 256th, a 254th of the largest number there."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool = False) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is answered differently than by itself.
@@ -259,21 +257,3 @@ def _vary(engine: FlowEngine, frames: list[FlowFrame]) -> None:
     text = frames[-1].prompt_ids * engine.text_rows
     frames[-1] = replace(frames[-1], prompt_ids=text[: engine.text_rows])
     frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))
-
-
-def record_passes(engine: PassEngine, progress: Progress, *, required: bool) -> str:
-    """Record every shape that sessions may need, whatever their depths, arrivals and instructions; returns a line for
-    the log.
-
-    required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
-    """
-    if engine.graphs is None:
-        return ""
-    try:
-        engine.record_all(engine.shapes(), lambda done, total: progress("graphs", done, total))
-    except (ConfigError, RuntimeError) as error:
-        if required:
-            raise ConfigError(f"graphs: {error}") from error
-        engine.drop_graphs()
-        return f"no graphs: {error}"
-    return f"{len(engine.graphs)} graphs"

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from edgeflow.engine.control.engine import OnePassEngine
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import OnePassPolicy
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment

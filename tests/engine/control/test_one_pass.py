@@ -12,7 +12,8 @@ from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, OnePassEngine, one_pass_engine
 from edgeflow.engine.control.records import observation_of
 from edgeflow.engine.control.samples import sample_observations
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.one_pass import answered
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table

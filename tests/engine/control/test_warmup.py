@@ -12,7 +12,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CaptureError
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.control.warmup import record_passes
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.placement import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.openvla_policy import load_openvla
