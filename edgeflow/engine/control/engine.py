@@ -263,7 +263,7 @@ class ActionTokens:
         return self._policy.decoder
 
     def count(self, rows: int) -> int:
-        return rows - self._policy.image_tokens
+        return rows - self._policy.fixed_rows
 
     def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
         return self._pixel_bytes
@@ -309,7 +309,7 @@ class PolicyEngine(PassEngine):
         **options: Any,
     ) -> None:
         check_action_tokens("policy.kv", kv_format, policy.K)
-        shortest = policy.image_tokens + 1
+        shortest = policy.fixed_rows + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
         self.kv = kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
         contract = TokenPasses(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
@@ -319,7 +319,7 @@ class PolicyEngine(PassEngine):
         self.sessions = slots // policy.K
         self.capacity = capacity
         self.kv_bytes = kv.nbytes
-        self.text_rows = capacity - policy.image_tokens - policy.K
+        self.text_rows = capacity - policy.fixed_rows - policy.K
 
     def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
         tokens = [token for outcome in outcomes for token in outcome.tokens][:passes]
@@ -331,7 +331,7 @@ class PolicyEngine(PassEngine):
 
     def rows(self, prompt: PreparedFrame) -> int:
         """Rows of a prompt."""
-        return self.policy.image_tokens + len(prompt.prompt_ids)
+        return self.policy.fixed_rows + len(prompt.prompt_ids)
 
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
@@ -343,7 +343,7 @@ def token_engine(policy: Policy, options: EngineOptions) -> PolicyEngine:
     return PolicyEngine(
         served,
         options.sessions * served.K,
-        served.image_tokens + options.text_rows + served.K,
+        served.fixed_rows + options.text_rows + served.K,
         table=options.table,
         graphs=options.graphs,
         shift=options.shift,
