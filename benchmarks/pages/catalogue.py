@@ -31,7 +31,6 @@ SHOWN = {
     "closed-loop": (
         ("closed-loop-cpu", "success, rate and age of every mode", "closed_loop"),
         ("closed-loop-figures-cpu", "its distributions", "closed_loop"),
-        ("guesses-cpu", "two ways to draft after a wrong token", "passes.guesses"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
         ("flow-closed-loop-cpu", "a flow policy: execution of chunks, and modes", "closed_loop.flow"),
         (

@@ -96,10 +96,10 @@ def main() -> None:
     systems = _systems(path, policy, len(ids))
     rounds = _measure(systems, frames, arguments.rounds)
     rows = _rows(systems, rounds)
-    engine = PolicyEngine(policy, policy.K, policy.image_tokens + len(ids) + policy.K)
+    engine = PolicyEngine(policy, policy.K, policy.fixed_rows + len(ids) + policy.K)
     times = calibrate(engine, instruction=INSTRUCTION)
     gains, bound = gains_of(rounds), bound_of(times)
-    _print(rows, arguments, policy.image_tokens + len(ids), bound)
+    _print(rows, arguments, policy.fixed_rows + len(ids), bound)
     for gain in gains:
         print(gain.line)
     print(
@@ -128,7 +128,7 @@ def _systems(path: Path, policy: OpenVLAPolicy, prompt: int) -> dict[str, System
     ours = load_openvla(path, torch.float32, CPU, attention=slots_in_place)
 
     def packed(served: OpenVLAPolicy, mode: Mode, shift: Shift) -> System:
-        engine = PolicyEngine(served, served.K, served.image_tokens + prompt + served.K)
+        engine = PolicyEngine(served, served.K, served.fixed_rows + prompt + served.K)
 
         def run(frames: list[PreparedFrame]) -> tuple[Tokens, float]:
             scheduler = Scheduler(limits_for(served.K, shift=shift))

@@ -112,7 +112,7 @@ def _bench(policy: OpenVLAPolicy, prompt: int, count: int) -> tuple[PolicyEngine
     images = generator.integers(0, 256, (count, 96, 96, 3), np.uint8)
     ids = [1, *generator.integers(3, policy.config.text.vocab_size // 2, prompt - 1).tolist()]
     frames = [PreparedFrame(policy.preprocess(image), tuple(ids)) for image in images]
-    return PolicyEngine(policy, stages, policy.image_tokens + prompt + stages), frames
+    return PolicyEngine(policy, stages, policy.fixed_rows + prompt + stages), frames
 
 
 def _profile(policy: OpenVLAPolicy, prompt: int) -> dict[str, float]:
@@ -146,7 +146,7 @@ def _cell(policy: OpenVLAPolicy, prompt: int, arguments: argparse.Namespace) -> 
     pipelined = [each[Mode.PIPELINED] for each in rounds]
     return SweepCell(
         action_tokens=policy.K,
-        prefill_rows=policy.image_tokens + prompt,
+        prefill_rows=policy.fixed_rows + prompt,
         serial_fps=median(run.fps for run in serial),
         pipelined_fps=median(run.fps for run in pipelined),
         ratio=median(fast.fps / slow.fps for fast, slow in zip(pipelined, serial, strict=True)),

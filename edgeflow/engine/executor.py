@@ -74,6 +74,10 @@ class PassContract(ABC):
     """
 
     @abstractmethod
+    def shapes(self) -> Sequence[Hashable]:
+        """The shapes to record: all that sessions may need."""
+
+    @abstractmethod
     def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> Any:
         """Everything about a pass that the host decides it by, unpadded."""
 
@@ -210,11 +214,18 @@ class Executor(Generic[Kind]):
         return self.contract.outcomes(ticket.planned, ticket.results, ticket.shape)
 
     @torch.inference_mode()
-    def record_all(self, shapes: Sequence[Hashable], progress: Callable[[int, int], None]) -> None:
-        """Record these shapes; RuntimeError or ConfigError where an operator cannot be recorded."""
+    def record_all(self, progress: Callable[[int, int], None], shapes: Sequence[Hashable] | None = None) -> int:
+        """Record these shapes, by default all of the contract, and return how many recordings there are, 0 without
+        graphs. RuntimeError or ConfigError where an operator cannot be recorded.
+        """
+        if self.graphs is None:
+            return 0
+        if shapes is None:
+            shapes = self.contract.shapes()
         for index, shape in enumerate(shapes):
             progress(index, len(shapes))
             self._find(shape)
+        return len(self.graphs)
 
     def stamp(self) -> Stamp | None:
         """A mark after everything enqueued so far; None where launching computes."""

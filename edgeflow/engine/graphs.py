@@ -13,12 +13,13 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 from edgeflow.contract import CaptureError
+from edgeflow_client.errors import ConfigError
 
 Outputs = TypeVar("Outputs")
 MOST_GRAPHS = 256
@@ -27,6 +28,16 @@ WARM_UPS = 2  # the first compiles and reserves, the second shows that nothing i
 
 Record: TypeAlias = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Records what a program launches; returns the replay, and the outputs that every replay overwrites."""
+Progress = Callable[[str, int, int], None]
+"""Told the name of a step, and how much of it is done of how much."""
+
+
+class Recorder(Protocol):
+    """An executor, or several, whose passes may be recorded."""
+
+    def record_all(self, progress: Callable[[int, int], None]) -> int: ...
+
+    def drop_graphs(self) -> None: ...
 
 
 class CudaRecord:
@@ -147,3 +158,19 @@ class Graphs(Generic[Outputs]):
         recording = self._by_shape.get(shape)
         self.eager_passes += recording is None
         return recording
+
+
+def record_passes(engine: Recorder, progress: Progress, *, required: bool, name: str = "graphs") -> str:
+    """Record every shape that sessions may need, whatever their depths, arrivals and instructions; a line for the log,
+    empty where nothing is recorded.
+
+    required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
+    """
+    try:
+        count = engine.record_all(lambda done, total: progress(name, done, total))
+    except (ConfigError, RuntimeError) as error:
+        if required:
+            raise ConfigError(f"graphs: {error}") from error
+        engine.drop_graphs()
+        return f"no graphs: {error}"
+    return f"{count} graphs" if count else ""

@@ -21,7 +21,7 @@ from edgeflow.engine.shapes import least, multiples
 from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
 
 BATCHES = (1, 2, 4)
-"""The numbers of frames of passes that are replayed."""
+"""The numbers of frames of passes that are replayed, besides the most of a pass."""
 TEXT_STEP = 64
 """Prompts are padded to a multiple of it, or to the longest, where passes are replayed."""
 
@@ -59,21 +59,20 @@ class OnePasses(PassContract):
     """The frames of a pass are one batch. A waiting frame can be replaced by a newer one until its pass begins, so none
     is launched ahead.
 
-    sessions: the most frames of a pass. tokens: of the longest prompt. example: makes a frame for recordings.
+    most: frames of a pass. tokens: of the longest prompt. example: makes a frame for recordings.
     """
 
     launches_ahead = False
 
-    def __init__(self, policy: OnePassPolicy, sessions: int, tokens: int, example: Callable[[], Any]) -> None:
+    def __init__(self, policy: OnePassPolicy, most: int, tokens: int, example: Callable[[], Any]) -> None:
         self.device = policy.device
         self._policy = policy
-        self._batches = tuple(batch for batch in BATCHES if batch <= sessions)
+        self._batches = tuple(sorted({*(batch for batch in BATCHES if batch <= most), min(most, BATCHES[-1])}))
         self._texts = tuple(min(each, tokens) for each in multiples(TEXT_STEP, 1, tokens))
         self._example = lru_cache(1)(example)
         self._fields: dict[BatchShape, BufferFields] = {}
 
-    def all(self) -> list[BatchShape]:
-        """Every shape that `fits` gives."""
+    def shapes(self) -> list[BatchShape]:
         texts = self._texts if self._policy.prompt_tokens(self._example()) else (0,)
         return [BatchShape(batch, tokens) for batch in self._batches for tokens in texts]
 

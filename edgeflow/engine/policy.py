@@ -79,7 +79,6 @@ class TokenPolicy(Policy, Protocol):
     """A vision-language-action model that answers a frame with K action tokens."""
 
     K: int
-    image_tokens: int
     first_guess: tuple[int, ...]
     """[K-1] the drafts of an answer that has no earlier one to be guessed from"""
     near: tuple[bool, ...]

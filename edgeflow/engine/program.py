@@ -105,8 +105,6 @@ class PassProgram:
     """Place, ask the network for logits, sample, advance, move.
 
     greedy, shift: the operators of each stage of a pass. verifier: of sequences whose drafts a drafter makes.
-    keeps_guesses: after a token that replaces a wrong draft, the other drafts stay; otherwise the tokens of the pass
-    replace them.
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class PassProgram:
         shift: Mapping[str, ShiftKVChain],
         *,
         verifier: Verifier | None = None,
-        keeps_guesses: bool = False,
     ) -> None:
         self._contract = contract
         self._kv = kv
@@ -126,7 +123,6 @@ class PassProgram:
         self._greedy = greedy
         self._shift_kv = shift
         self._verifier = verifier
-        self._keeps_guesses = keeps_guesses
         memory = kv.format.memory
         self._turns_by_position = memory is not None and memory.absolute
 
@@ -331,27 +327,16 @@ class PassProgram:
     def _accept_guesses(
         self, inputs: PassInputs, rows: SampledRows, slots: Tensor, places: Tensor, end: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits."""
+        """Tokens are verified up to the first that replaces a wrong draft, or that is not of finite logits. A draft is
+        right if it is the token that its row gives, or near enough.
+        """
         drafted, spread, counts = self._state.ids[slots, places], inputs.spread, inputs.counts[:, None]
         at = torch.arange(spread.shape[1], device=spread.device)
-        right = self._accepted(inputs, rows, drafted, slots, places)[spread] & (at < counts - 1)
+        near = self._drafting.near
+        allowed = near[(places - self._state.answer[slots]).clamp(0, len(near) - 1)] * inputs.tolerance[inputs.owner]
+        right = (((drafted - rows.ids).abs() <= allowed) & rows.finite)[spread] & (at < counts - 1)
         # The token in place of the first wrong draft is verified too: its row saw only verified ones.
         verified = 1 + right.long().cumprod(1).sum(1, keepdim=True)
         results = guessed_lines(rows, spread, counts, verified)
-        if self._keeps_guesses:
-            guessed = (at >= verified) & (at < counts)
-            kept = torch.zeros_like(drafted).index_add_(0, spread.flatten(), guessed.flatten().long()) > 0
-            rows = replace(rows, ids=drafted.where(kept, rows.ids))
         self._state.ids[slots, places] = rows.ids
         return results, end.index_add(0, inputs.owner[spread[:, 0]], (verified - counts).flatten())
-
-    def _accepted(
-        self, inputs: PassInputs, rows: SampledRows, drafted: Tensor, slots: Tensor, places: Tensor
-    ) -> Tensor:
-        """[n] bool: the draft after each row is the token that the row gives, or near enough."""
-        drafting = self._contract.drafting
-        if drafting is None:
-            return (drafted == rows.ids) & rows.finite
-        index = (places - self._state.answer[slots]).clamp(0, len(drafting.near) - 1)
-        allowed = inputs.tolerance[inputs.owner] * drafting.near[index]
-        return ((drafted - rows.ids).abs() <= allowed) & rows.finite

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,8 +25,7 @@ class TokenPasses(PassContract):
     """Passes over KV slots, which live for the life of the process.
 
     kv: its last slot is scratch where passes are replayed. state: the state of its slots; shared by the contracts of a
-    store. verifier, keeps_guesses: as in PassProgram. classes: the shapes of passes that are replayed; None where none
-    is.
+    store. verifier: as in PassProgram. classes: the shapes of passes that are replayed; None where none is.
     """
 
     def __init__(
@@ -36,7 +35,6 @@ class TokenPasses(PassContract):
         *,
         state: SlotState | None = None,
         verifier: Verifier | None = None,
-        keeps_guesses: bool = False,
         table: OperatorTable | None = None,
         classes: ShapeClasses | None = None,
     ) -> None:
@@ -55,9 +53,10 @@ class TokenPasses(PassContract):
         )
         follower = None if verifier is None else verifier.store
         self._memory = None if self.state.folded is None else SlotMemory(kv, self.state, fold["prefill"], follower)
-        self._program = PassProgram(
-            prompts, kv, self.state, greedy, shift, verifier=verifier, keeps_guesses=keeps_guesses
-        )
+        self._program = PassProgram(prompts, kv, self.state, greedy, shift, verifier=verifier)
+
+    def shapes(self) -> Sequence[PassShape]:
+        return [] if self.classes is None else self.classes.all()
 
     def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> PassShape:  # noqa: ARG002
         return shape_of(planned, None if waits else self.kind(planned), self.kv.capacity)

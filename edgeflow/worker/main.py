@@ -18,7 +18,8 @@ from edgeflow.contract import PassTimes
 from edgeflow.engine.chat.build import BuiltChat, chat_bytes, load_chat
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import Pacer, load_profile
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.placement import operators_line
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed

@@ -17,11 +17,12 @@ from edgeflow.engine import executor
 from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
 from edgeflow.engine.flow.frames import FlowFrame, Guidance
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.engine.program import PassOutputs, PassProgram
 from edgeflow.engine.sampling.params import SamplingParams
@@ -133,7 +134,7 @@ def warmed_shapes(shift: Shift, *, graphs: bool) -> set[PassShape]:
 def any_shape(dice: random.Random, shift: Shift, policy: OpenVLAPolicy) -> PassShape:
     """A pass of several sessions: prompts of any length, decode rows, drafts and moves of all of them."""
     longest = CAPACITY - policy.K
-    prefills = tuple(dice.randint(policy.image_tokens + 2, longest) for _ in range(dice.randint(0, 4)))
+    prefills = tuple(dice.randint(policy.fixed_rows + 2, longest) for _ in range(dice.randint(0, 4)))
     count = dice.randint(0 if prefills else 1, 48)
     drafts = dice.choice([0, policy.K - 1])
     decodes = tuple(dice.randint(1, max(drafts, 1)) for _ in range(count))

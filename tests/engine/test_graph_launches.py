@@ -136,7 +136,7 @@ def openvla(captures: Captures, kv_format: KVFormat, shift: Shift) -> None:
     policy = random_policy(SIZE, META, torch.bfloat16, table=table)
     options: dict[str, Any] = {"table": table, "graphs": True, "record": captures, "kv_format": kv_format}
     engine = PolicyEngine(policy, policy.K, CAPACITY, shift=shift, **options)
-    engine.record_all(engine.shapes(), lambda *_: None)
+    engine.record_all(lambda *_: None)
     assert ("_carry" in captures.kernels) == (shift is Shift.COPY)
 
 
@@ -173,8 +173,8 @@ def flow(captures: Captures, name: str) -> None:
     policy = random_flow(name, Placement(dtype=torch.bfloat16, device=META, table=on_a_gpu()))
     slots, capacity = 2 * policy.sizes.program.passes, policy.fixed_rows + 100 + policy.sizes.step_rows
     engine = FlowEngine(policy, slots, capacity, graphs=True, record=captures)
-    engine.record_all(engine.shapes(), lambda *_: None)
-    assert {(shape.whole, shape.guided) for shape in engine.shapes()} == set(product((True, False), repeat=2))
+    engine.record_all(lambda *_: None)
+    assert {(shape.whole, shape.guided) for shape in engine.contract.shapes()} == set(product((True, False), repeat=2))
     assert captures.kernels >= {"_attend", "_gate"}
 
 
@@ -195,7 +195,7 @@ def batches(captures: Captures, published: Published, text_rows: int) -> None:
     if isinstance(policy, OpenVLAOFTPolicy):
         policy.network.reserve(5, policy.fixed_rows + text_rows)
     engine = OnePassEngine(policy, 5, text_rows, graphs=True, record=captures)
-    engine.record_all(engine.shapes(), lambda *_: None)
+    engine.record_all(lambda *_: None)
 
 
 @pytest.mark.parametrize("name", ["SmolVLA", "π0", "π0.5"])

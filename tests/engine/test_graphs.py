@@ -67,14 +67,11 @@ def test_replayed_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift
     assert len(engine.graphs) < scheduler.counts.passes, "recordings are replayed"
 
 
-@pytest.mark.parametrize("keeps_guesses", [False, True], ids=["new guesses", "kept guesses"])
 @pytest.mark.parametrize("shift", Shift)
 @pytest.mark.parametrize("modes", [[Mode.SPECULATIVE], [Mode.SPECULATIVE] * 2, [Mode.PIPELINED, Mode.SPECULATIVE]])
-def test_replayed_drafts_change_no_token(
-    policy, serial: SerialTwin, shift: Shift, modes: list[Mode], keeps_guesses: bool
-):
+def test_replayed_drafts_change_no_token(policy, serial: SerialTwin, shift: Shift, modes: list[Mode]):
     """Segments have as many rows as any of their class; those after their own only pad the pass."""
-    engine = replaying(policy, len(modes), shift=shift, keeps_guesses=keeps_guesses)
+    engine = replaying(policy, len(modes), shift=shift)
     streams = [alike(policy, 10 - 3 * session, seed=session, each=2) for session in range(len(modes))]
     assert len({len(frame.prompt_ids) for frame in streams[0]}) > 1, "prompts of several lengths"
     scheduler = Scheduler(limits_for(policy.K, sessions=len(modes), shift=shift))

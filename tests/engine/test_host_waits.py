@@ -185,7 +185,7 @@ def test_control_reads_nothing_and_copies_once_per_pass(tmp_path, graphs: bool, 
     frames = make_frames(policy, 12, seed=2)
     run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.PIPELINED])
     if graphs:
-        engine.record_all(engine.shapes(), lambda *_: None)
+        engine.record_all(lambda *_: None)
     tickets, answers, seq = [], [], 0
     with HostTraffic(monkeypatch) as watched:
         while len(answers) < len(frames):

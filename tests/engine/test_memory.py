@@ -182,7 +182,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 def test_the_headers_predict_what_a_policy_takes(checkpoint: str, taken: dict[str, int]):
     weights, image_tokens = count_weights(Path(checkpoint), load_config(Path(checkpoint)))
     policy = load_openvla(Path(checkpoint), torch.float32, CPU)
-    assert image_tokens == policy.image_tokens
+    assert image_tokens == policy.fixed_rows
     assert weights.decoder + weights.others == sum(taken.values())
 
 

@@ -181,7 +181,7 @@ def test_an_instruction_longer_than_the_slots_is_rejected_and_the_next_frame_ans
     bench.tell(OpenSession(session=1, epoch=1, pace=Pace(K), unnorm_key=""), frame(1, instruction="x" * CAPACITY))
     assert drops(bench.drain()) == [(1, "rejected", "INSTRUCTION_TOO_LONG")]
     short = policy.prompt_ids("")
-    assert len(short) + policy.image_tokens + policy.K <= CAPACITY, "the fixture must leave room"
+    assert len(short) + policy.fixed_rows + policy.K <= CAPACITY, "the fixture must leave room"
     bench.tell(frame(2, instruction=""))
     assert [result.seq for result in results(bench.drain())] == [2]
 
@@ -196,7 +196,7 @@ def test_a_session_whose_instruction_is_longer_than_the_slots_is_rejected(policy
         "instruction",
         "INSTRUCTION_TOO_LONG",
     )
-    limit = CAPACITY - policy.image_tokens - policy.K
+    limit = CAPACITY - policy.fixed_rows - policy.K
     assert rejected.text.startswith("instruction: has ") and rejected.text.endswith(
         f"prompt tokens; the limit is {limit}"
     )

@@ -32,7 +32,7 @@ from edgeflow.engine.chat.precision import choose_chat_dtype, choose_weights, ro
 from edgeflow.engine.chat.warmup import run_each_kind
 from edgeflow.engine.drafts.kinds import DraftKind, choose_drafts, draft_sizes, eagle_header, sizes_of
 from edgeflow.engine.exported.chat import check_exported_chat, read_exported_chat
-from edgeflow.engine.graphs import Record
+from edgeflow.engine.graphs import Progress, Record, record_passes
 from edgeflow.engine.memory import RECORDING_BYTES, free_bytes
 from edgeflow.engine.placement import check_kv, choose_device, choose_graphs, runtime_of
 from edgeflow.engine.sampling.params import SamplingParams
@@ -61,7 +61,6 @@ WORTH_TELLING = 1e-3  # error of the logits of a row by itself, from which on it
 # What two checkpoints must have in common for one to read what the other wrote.
 _SHARED = ("num_hidden_layers", "num_key_value_heads", "head_dim", "vocab_size", "rope_theta", "rope", "latent")
 
-Progress = Callable[[str, int, int], None]
 EXPORTED = "exported graphs"
 
 
@@ -238,7 +237,7 @@ def build_chat(
         table=table,
         record=record,
     )
-    graphs_line = _record(engine, progress, required=graphs == "on") if graphs else ""
+    graphs_line = record_passes(engine, progress, required=graphs == "on", name="chat graphs")
     engine.seal()
     prefixes = {}
     for index, (slot, prompt) in enumerate(zip(config.slots, prompts, strict=True), start=1):
@@ -266,18 +265,6 @@ def build_chat(
         length=size.length,
         long=size.long_slots(gate),
     )
-
-
-def _record(engine: ChatEngine, progress: Progress, *, required: bool) -> str:
-    """Record passes; a line for the start. ConfigError where that is required and cannot be."""
-    try:
-        engine.record_all(lambda done, total: progress("chat graphs", done, total))
-    except (ConfigError, RuntimeError) as error:
-        if required:
-            raise ConfigError(f"graphs: {error}") from error
-        engine.drop_graphs()
-        return f"no graphs: {error}"
-    return f"{engine.recordings} graphs"
 
 
 def _check_decode(model: ChatModel, decode: ChatModel) -> None:

@@ -230,15 +230,16 @@ class ChatEngine:
     def recordings(self) -> int:
         return sum(len(each.graphs) for each in self._executors if each.graphs is not None)
 
-    def record_all(self, progress: Callable[[int, int], None]) -> None:
-        """Record all of `recorded_shapes`; RuntimeError or ConfigError where an operator cannot be recorded."""
+    def record_all(self, progress: Callable[[int, int], None]) -> int:
+        """Record all of `recorded_shapes`, as `Executor.record_all` does."""
         recommended = SamplingKind.of([SamplingParams.recommended(self.model.generation)])
         for executor in self._executors:
             classes = executor.contract.classes
             if classes is None:
                 continue
             shapes = recorded_shapes(classes, recommended, gated=self.kv.format.memory is not None)
-            executor.record_all([each for each in shapes if executor is self._of(each)], progress)
+            executor.record_all(progress, [each for each in shapes if executor is self._of(each)])
+        return self.recordings
 
     def seal(self) -> None:
         """Record nothing from now on."""

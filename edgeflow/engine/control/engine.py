@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -47,6 +47,10 @@ class EngineOptions:
     graphs: bool = False
     """True to replay recordings of passes."""
     shift: Shift = Shift.ROTATE
+
+    def batch(self, policy: Policy) -> int:
+        """The most frames of a pass of whole answers."""
+        return min(self.sessions, max(1, self.row_budget // max(policy.fixed_rows, 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +101,7 @@ class AnswerBook:
 
 
 class PassEngine(Executor[Any]):
-    """The executor of a policy, as the control loop sees it. What is not overridden serves answers of chunks.
-
-    classes: the shapes of passes that are replayed.
-    """
+    """The executor of a policy, as the control loop sees it. What is not overridden serves answers of chunks."""
 
     policy: Policy
     sessions: int
@@ -109,15 +110,13 @@ class PassEngine(Executor[Any]):
     """The most rows of an instruction."""
     kv_bytes: int = 0
     """Memory of the slots."""
+    batch: int = 1
+    """The most frames that a pass answers whole."""
     near: tuple[bool, ...] = ()
     """As in TokenPolicy, empty where answers have no tokens."""
 
     def rows(self, prompt: Any) -> int:
         """Rows of a frame's prompt."""
-        raise NotImplementedError
-
-    def shapes(self) -> Sequence[Hashable]:
-        """The shapes to record: all that sessions may need."""
         raise NotImplementedError
 
     @property
@@ -154,7 +153,9 @@ class PassEngine(Executor[Any]):
 
 
 class OnePassEngine(PassEngine):
-    """The executor of a policy that answers in one pass. record: as in Executor."""
+    """The executor of a policy that answers in one pass. batch: the most frames of a pass, all sessions' if not given.
+    record: as in Executor.
+    """
 
     contract: OnePasses
 
@@ -165,10 +166,13 @@ class OnePassEngine(PassEngine):
         text_rows: int,
         kv_bytes: int = 0,
         *,
+        batch: int | None = None,
         graphs: bool = False,
         record: Record | None = None,
     ) -> None:
-        super().__init__(OnePasses(policy, sessions, text_rows, self._example), graphs=graphs, record=record)
+        self.batch = batch or sessions
+        contract = OnePasses(policy, self.batch, text_rows, self._example)
+        super().__init__(contract, graphs=graphs, record=record)
         self.policy: OnePassPolicy = policy
         self.sessions = sessions
         self.text_rows = text_rows
@@ -176,9 +180,6 @@ class OnePassEngine(PassEngine):
 
     def rows(self, prompt: Any) -> int:
         return self.policy.fixed_rows + self.policy.prompt_tokens(prompt)
-
-    def shapes(self) -> Sequence[Hashable]:
-        return self.contract.all()
 
     def _example(self) -> Any:
         (observation,) = sample_observations(self.policy.inputs, 1, INSTRUCTION)
@@ -195,7 +196,8 @@ def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -
         found = f"policy.family: {type(policy).__name__} has no {' and no '.join(missing)}"
         raise ConfigError(f"{found}, which a policy of one pass needs; see docs/policies/write-your-own.md")
     served = cast("OnePassPolicy", policy)
-    return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, graphs=options.graphs)
+    batch = options.batch(policy)
+    return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, batch=batch, graphs=options.graphs)
 
 
 SAME = 1e-6  # difference by which a normalised value counts as changed
@@ -218,9 +220,6 @@ class FlowEngine(PassEngine):
 
     def rows(self, prompt: FlowFrame) -> int:
         return self.contract.stages.prefix_rows(len(prompt.pixel_values), len(prompt.prompt_ids))
-
-    def shapes(self) -> Sequence[Hashable]:
-        return self.contract.classes.all(guided=self.policy.rtc is not None)
 
     @property
     def runs_whole(self) -> bool:
@@ -271,7 +270,7 @@ class ActionTokens:
         return self._policy.decoder
 
     def count(self, rows: int) -> int:
-        return rows - self._policy.image_tokens
+        return rows - self._policy.fixed_rows
 
     def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
         return self._pixel_bytes
@@ -317,7 +316,7 @@ class PolicyEngine(PassEngine):
         **options: Any,
     ) -> None:
         check_action_tokens("policy.kv", kv_format, policy.K)
-        shortest = policy.image_tokens + 1
+        shortest = policy.fixed_rows + 1
         classes = ShapeClasses.of_rings(policy.K, slots // policy.K, shortest, capacity, shift) if graphs else None
         self.kv = kv = policy.decoder.kv_slots(slots + graphs, rounded_capacity(capacity), kv_format)
         contract = TokenPasses(ActionTokens(policy, kv.data.device), kv, classes=classes, **options)
@@ -327,10 +326,7 @@ class PolicyEngine(PassEngine):
         self.sessions = slots // policy.K
         self.capacity = capacity
         self.kv_bytes = kv.nbytes
-        self.text_rows = capacity - policy.image_tokens - policy.K
-
-    def shapes(self) -> Sequence[Hashable]:
-        return [] if self.contract.classes is None else self.contract.classes.all()
+        self.text_rows = capacity - policy.fixed_rows - policy.K
 
     def answer(self, frame: FrameRef, passes: int, outcomes: list[Any]) -> Answer:
         tokens = [token for outcome in outcomes for token in outcome.tokens][:passes]
@@ -342,7 +338,7 @@ class PolicyEngine(PassEngine):
 
     def rows(self, prompt: PreparedFrame) -> int:
         """Rows of a prompt."""
-        return self.policy.image_tokens + len(prompt.prompt_ids)
+        return self.policy.fixed_rows + len(prompt.prompt_ids)
 
     def actions(self, answer: Answer, unnorm_key: str | None, candidate: int = 0) -> NDArray[np.float64]:  # noqa: ARG002
         return self.policy.decode_actions(answer.token_ids, unnorm_key)[None]
@@ -354,7 +350,7 @@ def token_engine(policy: Policy, options: EngineOptions) -> PolicyEngine:
     return PolicyEngine(
         served,
         options.sessions * served.K,
-        served.image_tokens + options.text_rows + served.K,
+        served.fixed_rows + options.text_rows + served.K,
         table=options.table,
         graphs=options.graphs,
         shift=options.shift,

@@ -3,30 +3,31 @@
 In 16 bits every sum in another order gives another rounding, and a near tie between two tokens another winner. How far
 apart correct decodings may be depends on the model, so it is measured: frames whose pixels are moved by one rounding
 are decoded serially, after which every later rounding differs too. A pass at fault is further off than that.
-Where passes are replayed, every shape that sessions can need is recorded first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from statistics import fmean
-from typing import Any
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from edgeflow.contract import Observation
-from edgeflow.engine.control.engine import FlowEngine, OnePassEngine, PassEngine, PolicyEngine
-from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.engine import FlowEngine, PassEngine, PolicyEngine
+from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for, program_of
 from edgeflow.engine.control.samples import brightened, sample_observations, uncounted
-from edgeflow.engine.flow.frames import Previous
-from edgeflow.engine.policy import INSTRUCTION, PreparedFrame
-from edgeflow.scheduler.plan import FrameRef, Pass, Segment
+from edgeflow.engine.flow.frames import FlowFrame, Previous
+from edgeflow.engine.flow.policy import FlowPolicy
+from edgeflow.engine.graphs import Progress
+from edgeflow.engine.policy import INSTRUCTION, OnePassPolicy, PreparedFrame
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
-from edgeflow_client.errors import ConfigError, WorkerError
+from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import Mode
 
 CHUNK_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
@@ -149,8 +150,6 @@ SHARED = (Mode.PIPELINED, Mode.SPECULATIVE)
 EIGHT_BITS = torch.bfloat16
 """A dtype whose rounding is as coarse as that of a row in 8 bits: a 256th, a 254th of the largest number there."""
 
-Progress = Callable[[str, int, int], None]
-
 
 def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool = False) -> None:
     """Run and check the ways of sharing passes; WorkerError when a frame is answered differently than by itself.
@@ -161,12 +160,8 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: boo
     with uncounted(engine.policy):
         if isinstance(engine, PolicyEngine):
             _warm_up_modes(engine, shift, progress, rounds=rounds)
-        elif isinstance(engine, FlowEngine):
-            _warm_up_steps(engine, shift, progress, rounds=rounds)
-        elif isinstance(engine, OnePassEngine):
-            _warm_up_batches(engine, progress, rounds=rounds)
         else:
-            raise TypeError(f"there is no warm-up for {type(engine).__name__}")
+            _warm_up_chunks(engine, shift, progress, rounds=rounds)
 
 
 def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
@@ -212,99 +207,53 @@ def _objection(
     return f"{wrong} of {len(found)} frames" if wrong else ""
 
 
-def _warm_up_batches(engine: OnePassEngine, progress: Progress, *, rounds: bool) -> None:
-    """Frames of several robots in one pass: actions as those of each by itself, up to the rounding of sums.
+def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
+    """Frames that share passes, or that run as a whole: actions as those of each by itself, up to the rounding of sums.
 
     In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are
     moved by one level.
     """
-    observations = list(sample_observations(engine.policy.inputs, min(BATCH, engine.sessions), INSTRUCTION, SIDE))
-    frames = [engine.policy.prepare(each) for each in observations]
-    progress("batches", 0, 2)
-    alone = np.concatenate([_chunks(engine, [frame]) for frame in frames])
-    progress("batches", 1, 2)
-    together = _chunks(engine, frames)
+    policy = cast("OnePassPolicy | FlowPolicy", engine.policy)
+    passes, most = program_of(engine).passes, min(BATCH, engine.batch)
+    observations = list(sample_observations(policy.inputs, most if passes == 1 else FRAMES, INSTRUCTION, SIDE))
 
-    def brighter() -> NDArray[np.float64]:
-        moved = [engine.policy.prepare(each) for each in brightened(observations)]
-        return np.concatenate([_chunks(engine, [frame]) for frame in moved])
+    def chunks(
+        seen: Iterable[Observation], mode: Mode = Mode.SERIAL, *, robots: int = 1, whole: bool = False
+    ) -> NDArray[np.float64]:
+        scheduler = Scheduler(limits_for(passes, sessions=robots, shift=shift), whole=whole)
+        frames = [policy.prepare(each) for each in seen]
+        if isinstance(engine, FlowEngine):
+            _vary(engine, frames)
+        streams = [frames[robot::robots] for robot in range(robots)]
+        found = OfflineRun(engine, scheduler, [mode] * robots).decode(streams)
+        return np.stack([each.sampled.values for each in chain(*found) if each.sampled.values is not None])
 
-    coarse = rounds or engine.policy.dtype != torch.float32
-    _judge(alone, together, brighter if coarse else None, "in a batch")
-
-
-def _warm_up_steps(engine: FlowEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """Frames whose steps share passes, or that run as a whole: actions as those of each by itself, step by step, up to
-    the rounding of sums.
-
-    One of them continues a chunk, where the policy can; another has the longest text, so that kernels for many keys are
-    compiled too.
-    """
-    observations = list(sample_observations(engine.policy.inputs, FRAMES, INSTRUCTION, SIDE))
-
-    def chunks(mode: Mode, seen: Iterable[Observation], *, whole: bool = False) -> NDArray[np.float64]:
-        scheduler = Scheduler(limits_for(engine.policy.sizes.program.passes, shift=shift), whole=whole)
-        frames = [engine.policy.prepare(each) for each in seen]
-        text = frames[-1].prompt_ids * engine.text_rows
-        frames[-1] = replace(frames[-1], prompt_ids=text[: engine.text_rows])
-        frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))
-        found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
-        return np.stack([each.sampled.values for each in found if each.sampled.values is not None])
-
-    progress(Mode.SERIAL.value, 0, 2)
-    alone = chunks(Mode.SERIAL, observations)
-    progress(Mode.PIPELINED.value, 1, 2)
-    together = chunks(Mode.PIPELINED, observations)
-
-    def brighter() -> NDArray[np.float64]:
-        return chunks(Mode.SERIAL, brightened(observations))
-
-    coarse = rounds or engine.policy.dtype != torch.float32
-    _judge(alone, together, brighter if coarse else None, Mode.PIPELINED.value)
+    ways: dict[str, Callable[[], NDArray[np.float64]]] = {}
+    if passes == 1:
+        ways["in a batch"] = lambda: chunks(observations, robots=most)
+    else:
+        ways[Mode.PIPELINED.value] = lambda: chunks(observations, Mode.PIPELINED)
     if engine.runs_whole:
-        whole = chunks(Mode.SERIAL, observations, whole=True)
-        _judge(alone, whole, brighter if coarse else None, "in one pass")
+        ways["in one pass"] = lambda: chunks(observations, whole=True)
+    brighter = None
+    if rounds or policy.dtype != torch.float32:
+        brighter = lambda: chunks(brightened(observations))  # noqa: E731
+    progress(Mode.SERIAL.value, 0, 1 + len(ways))
+    alone = chunks(observations)
+    for step, (how, shared) in enumerate(ways.items(), start=1):
+        progress(how, step, 1 + len(ways))
+        together = shared()
+        if not (np.isfinite(alone).all() and np.isfinite(together).all()):
+            raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
+        fault = chunk_objection(alone, together, brighter)
+        if fault:
+            raise WorkerError(f"the warm-up pass gave other actions {how} than each frame by itself: {fault}")
 
 
-def _judge(
-    alone: NDArray[np.float64],
-    together: NDArray[np.float64],
-    brighter: Callable[[], NDArray[np.float64]] | None,
-    how: str,
-) -> None:
-    """WorkerError where chunks are not finite, or differ from those of each frame by itself."""
-    if not (np.isfinite(alone).all() and np.isfinite(together).all()):
-        raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
-    fault = chunk_objection(alone, together, brighter)
-    if fault:
-        raise WorkerError(f"the warm-up pass gave other actions {how} than each frame by itself: {fault}")
-
-
-def _chunks(engine: OnePassEngine, frames: list[Any]) -> NDArray[np.float64]:
-    """[B, horizon, D], normalised, of frames in one pass."""
-    refs = [FrameRef(session, 1, 1) for session in range(len(frames))]
-    segments = [Segment(sequence=ref, slot=ref.session, start=0, length=1, stage=0) for ref in refs]
-    answers, program = engine.answers(), engine.policy.program(engine.policy.unnorm_keys[0])
-    for ref in refs:
-        answers.begin(ref, program)
-    answers.add(engine.collect(engine.launch(Pass(0, tuple(segments)), dict(zip(refs, frames, strict=True)))))
-    found = [answers.take(ref).values for ref in refs]
-    return np.stack([values for values in found if values is not None])
-
-
-def record_passes(engine: PassEngine, progress: Progress, *, required: bool) -> str:
-    """Record every shape that sessions may need, whatever their depths, arrivals and instructions; returns a line for
-    the log.
-
-    required: ConfigError where passes cannot be recorded; else the engine runs them eagerly.
+def _vary(engine: FlowEngine, frames: list[FlowFrame]) -> None:
+    """One frame continues a chunk, where the policy can; the last has the longest text, so that kernels for many keys
+    are compiled too.
     """
-    if engine.graphs is None:
-        return ""
-    try:
-        engine.record_all(engine.shapes(), lambda done, total: progress("graphs", done, total))
-    except (ConfigError, RuntimeError) as error:
-        if required:
-            raise ConfigError(f"graphs: {error}") from error
-        engine.drop_graphs()
-        return f"no graphs: {error}"
-    return f"{len(engine.graphs)} graphs"
+    text = frames[-1].prompt_ids * engine.text_rows
+    frames[-1] = replace(frames[-1], prompt_ids=text[: engine.text_rows])
+    frames[1] = engine.continued(frames[1], Previous(frames[1].noise[0].double().numpy(), delay=1))

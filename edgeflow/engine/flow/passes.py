@@ -50,6 +50,7 @@ class FlowPasses(PassContract):
         self._sizes = sizes
         self._images, self._state_dims = policy.frame_shape
         self._scratch = slots
+        self._continues = policy.rtc is not None
         self._layouts = FlowLayouts(sizes, self.stages.kinds, self.stages.capacity)
         self._program = FlowProgram(sizes, self.state, self.stages)
         self._held: dict[int, _SlotFrame] = {}
@@ -62,6 +63,9 @@ class FlowPasses(PassContract):
             sessions=slots // sizes.program.passes,
             capacity=self.stages.capacity,
         )
+
+    def shapes(self) -> Sequence[FlowPassShape]:
+        return self.classes.all(guided=self._continues)
 
     def shape(self, planned: Pass[Any], prompts: Mapping[Any, Any], *, waits: bool) -> FlowPassShape:  # noqa: ARG002
         frames: list[FlowFrame] = [prompts[segment.sequence] for segment in planned.prefills]

@@ -57,7 +57,6 @@ class OpenVLAFrames:
     ) -> None:
         self.config = config
         self.pixel_shape = config.image.shape
-        self.image_tokens = image_tokens
         self.fixed_rows = image_tokens
         self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
         self.prompt_ids = lru_cache(maxsize=PROMPTS)(prompt_ids)

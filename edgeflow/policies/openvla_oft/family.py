@@ -25,8 +25,7 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 
     if not isinstance(policy, OpenVLAOFTPolicy):
         raise TypeError(f"a policy of openvla_oft is needed, not {type(policy).__name__}")
-    robots = min(options.sessions, max(1, options.row_budget // policy.fixed_rows))
-    kv = policy.network.reserve(robots, policy.fixed_rows + options.text_rows)
+    kv = policy.network.reserve(options.batch(policy), policy.fixed_rows + options.text_rows)
     return one_pass_engine(policy, options, kv.nbytes)
 
 

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 
 from edgeflow.engine.control.engine import OnePassEngine
-from edgeflow.engine.control.warmup import _chunks, record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import OnePassPolicy
+from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.scheduler.session import Shift
 from tests.engine.recorded_graphs import Replays
 
@@ -31,6 +33,14 @@ def check_batches(policy: OnePassPolicy, frames: Sequence[Any], text_rows: int, 
     for count in range(1, len(frames) + 1):
         for first in (0, len(frames) - count):
             engine.record.count = engine.graphs.eager_passes = 0
-            found = _chunks(engine, frames[first : first + count])[:, 0]
+            found = chunks(engine, frames[first : first + count])
             np.testing.assert_allclose(found, alone[first : first + count], rtol=0, atol=1e-5 * np.abs(alone).max())
             assert (engine.record.count, engine.graphs.eager_passes) == ((1, 0) if count <= 4 else (0, 1))
+
+
+def chunks(engine: OnePassEngine, frames: Sequence[Any]) -> np.ndarray:
+    """[B, horizon, D], normalised, of frames in one pass."""
+    prompts = {FrameRef(session, 1, 1): frame for session, frame in enumerate(frames)}
+    segments = [Segment(sequence=ref, slot=ref.session, start=0, length=1, stage=0) for ref in prompts]
+    found = engine.collect(engine.launch(Pass(0, tuple(segments)), prompts))
+    return np.concatenate([outcome.values for outcome in found])

@@ -12,7 +12,8 @@ from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, OnePassEngine, one_pass_engine
 from edgeflow.engine.control.records import observation_of
 from edgeflow.engine.control.samples import sample_observations
-from edgeflow.engine.control.warmup import _chunks, record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.one_pass import answered
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
@@ -23,7 +24,7 @@ from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, WorkerError
 from edgeflow_client.reasons import Reason
-from tests.engine.control.recorded_batches import check_batches
+from tests.engine.control.recorded_batches import check_batches, chunks
 from tests.engine.control.small_policy import DIMS, HORIZON, INPUTS, STEP_MS, SmallFeatures, SmallPolicy
 from tests.engine.recorded_graphs import Replays
 
@@ -230,15 +231,15 @@ def test_a_frame_that_is_not_finite_spoils_no_other_of_its_batch_and_none_after_
     engine = OnePassEngine(policy, 4, TEXT_ROWS, graphs=True, record=Replays())
     frames = [policy.prepare(observation_of(frame(1, seq), INPUTS)) for seq in range(1, 4)]
     broken = policy.prepare(observation_of(frame(1, 1, state=(math.nan, 0.0, 0.0, 0.0)), INPUTS))
-    right = _chunks(engine, frames)
-    found = _chunks(engine, [broken, *frames[1:]])
+    right = chunks(engine, frames)
+    found = chunks(engine, [broken, *frames[1:]])
     assert not np.isfinite(found[0]).all()
-    assert np.array_equal(found[1:], right[1:]) and np.array_equal(_chunks(engine, frames), right)
+    assert np.array_equal(found[1:], right[1:]) and np.array_equal(chunks(engine, frames), right)
 
 
 def test_an_instruction_longer_than_recorded_runs_eagerly():
     policy = SmallPolicy()
     engine = OnePassEngine(policy, 2, TEXT_ROWS, graphs=True, record=Replays())
     long = policy.prepare(observation_of(frame(1, 1, text="go " * (TEXT_ROWS + 1)), INPUTS))
-    _chunks(engine, [long])
+    chunks(engine, [long])
     assert (engine.record.count, engine.graphs.eager_passes, len(engine.graphs)) == (0, 1, 0)

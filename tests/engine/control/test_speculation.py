@@ -81,16 +81,12 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("budget", "modes", "shift", "keeps_guesses"), pairs_by_day([1, 1 << 30], MODES, Shift, [False, True])
-)
-def test_tokens_equal_serial_decoding(
-    policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int, keeps_guesses: bool
-):
+@pytest.mark.parametrize(("budget", "modes", "shift"), pairs_by_day([1, 1 << 30], MODES, Shift))
+def test_tokens_equal_serial_decoding(policy, serial: SerialTwin, shift: Shift, modes: list[Mode], budget: int):
     streams = [alike(policy, 12 - 2 * session, seed=session, each=1 + session) for session in range(len(modes))]
     limits = limits_for(policy.K, sessions=len(modes), shift=shift, row_budget=budget)
     scheduler = Scheduler(limits)
-    engine = make_engine(policy, len(modes), keeps_guesses=keeps_guesses)
+    engine = make_engine(policy, len(modes))
     results = OfflineRun(engine, scheduler, modes, depth=3).decode(streams)
     for session, (frames, found, mode) in enumerate(zip(streams, results, modes, strict=True)):
         assert_exact(found, answers(serial(policy, frames), session))
@@ -104,14 +100,11 @@ def test_tokens_equal_serial_decoding(
     gaps=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     each=st.integers(1, 4),
     shift=st.sampled_from(Shift),
-    keeps_guesses=st.booleans(),
     seed=st.integers(0, 3),
 )
-def test_any_arrival_pattern(
-    policy, serial: SerialTwin, gaps: list[int], each: int, shift: Shift, keeps_guesses: bool, seed: int
-):
+def test_any_arrival_pattern(policy, serial: SerialTwin, gaps: list[int], each: int, shift: Shift, seed: int):
     frames = alike(policy, len(gaps), seed, each)
-    engine = make_engine(policy, keeps_guesses=keeps_guesses)
+    engine = make_engine(policy)
     run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [Mode.SPECULATIVE])
     assert_exact(decode_arrivals(run, list(zip(gaps, frames, strict=True))), answers(serial(policy, frames)))
 
@@ -160,7 +153,7 @@ def test_a_frame_leaves_after_its_most_passes_with_what_the_last_one_gave(policy
 def verified_within(policy: OpenVLAPolicy, bins: int, drafts: list[int], frame: PreparedFrame) -> int:
     """Tokens that a prefill pass verifies when it is given these drafts."""
     engine = make_engine(policy)
-    rows = policy.image_tokens + len(frame.prompt_ids)
+    rows = policy.fixed_rows + len(frame.prompt_ids)
     engine.contract.state.ids[1, rows : rows + policy.K - 1] = torch.tensor(drafts)
     scheduler = Scheduler(limits_for(policy.K))
     run = OfflineRun(engine, scheduler, [Mode.SPECULATIVE], speculation=Speculation(bins))

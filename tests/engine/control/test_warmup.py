@@ -12,7 +12,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CaptureError
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.control.warmup import record_passes
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.placement import choose_graphs
 from edgeflow.engine.policy import PreparedFrame
 from edgeflow.lab.openvla_policy import load_openvla
@@ -55,7 +55,7 @@ def test_every_shape_of_random_sessions_is_recorded(checkpoint, shift: Shift, se
     engine.graphs.seal()
     dice = random.Random(1)
     image = torch.zeros(policy.pixel_shape)
-    longest = CAPACITY - policy.K - policy.image_tokens
+    longest = CAPACITY - policy.K - policy.fixed_rows
     for depth in range(1, policy.K + 1) if sessions == 2 else (1, 3, policy.K):
         limits = limits_for(policy.K, sessions=sessions, shift=shift)
         run = OfflineRun(engine, Scheduler(limits), [Mode.DEPTH, *[Mode.PIPELINED] * (sessions - 1)], depth)

@@ -16,10 +16,10 @@ import torch
 
 from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.flow.frames import FlowFrame, RTCSettings
 from edgeflow.engine.flow.program import FlowProgram, Steps
-from edgeflow.engine.graphs import Record
+from edgeflow.engine.graphs import Record, record_passes
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.policies.flow.recorded_runs import KeptSteps
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving
@@ -53,7 +53,7 @@ def replaying(
 
 def recorded(engine: FlowEngine) -> FlowEngine:
     """The engine with all of its recordings; its memory, the scratch slot too, holds NaN."""
-    assert record_passes(engine, lambda *_: None, required=True) == f"{len(engine.shapes())} graphs"
+    assert record_passes(engine, lambda *_: None, required=True) == f"{len(engine.contract.shapes())} graphs"
     engine.graphs.seal()
     engine.contract.watch = KeptSteps()
     engine.contract.stages.kv.data.fill_(torch.nan)

@@ -10,8 +10,9 @@ import torch
 from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, FlowEngine, flow_engine
 from edgeflow.engine.control.samples import sample_observations
-from edgeflow.engine.control.warmup import record_passes, warm_up
+from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.flow.frames import FlowFrame, RTCSettings
+from edgeflow.engine.graphs import record_passes
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits

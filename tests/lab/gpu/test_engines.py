@@ -25,8 +25,8 @@ def setting(tmp_path: Path) -> SectionSetting:
 def test_a_slot_has_the_positions_that_the_service_gives_it(setting):
     policy = policy_of(setting, setting.size)
     engine = engine_of(policy, setting.size, setting, graphs=True, record=record)
-    positions = policy.image_tokens + policy.K
+    positions = policy.fixed_rows + policy.K
     footprint = Footprint(decoder=0, other=0, slots=policy.K, positions=positions, row_bytes=1)
     need = kv_need(ServiceConfig(), footprint, setting.device)
     assert (engine.kv.capacity, engine.record) == (need.capacity, record)
-    assert engine.capacity == policy.image_tokens + ServiceConfig().max_prompt_tokens + policy.K
+    assert engine.capacity == policy.fixed_rows + ServiceConfig().max_prompt_tokens + policy.K

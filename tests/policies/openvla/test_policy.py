@@ -66,7 +66,7 @@ def directory(tmp_path: Path) -> Path:
 
 def test_properties_of_a_policy(directory: Path):
     policy = load(directory)
-    assert (policy.K, policy.image_tokens, policy.unnorm_keys) == (7, 4, ("tiny",))
+    assert (policy.K, policy.fixed_rows, policy.unnorm_keys) == (7, 4, ("tiny",))
     ids = policy.prompt_ids("go")
     pixels = policy.preprocess(IMAGE)
     assert pixels.shape == (6, 28, 28) and pixels.dtype == torch.float32
@@ -133,7 +133,7 @@ def test_the_first_release_has_one_tower_and_a_chat_prompt(tmp_path: Path):
 )
 def test_other_sizes(tmp_path: Path, size: TinySize):
     policy = load(write_checkpoint(tmp_path, size))
-    assert size.actions == policy.K and policy.image_tokens == (size.side // size.patch) ** 2
+    assert size.actions == policy.K and policy.fixed_rows == (size.side // size.patch) ** 2
     assert len(greedy(policy)[0]) == size.actions == len(policy.action_schema().names)
 
 

@@ -167,6 +167,7 @@ def test_an_engine_reserves_as_many_slots_as_a_pass_can_have_robots(
     engine = OPENVLA_OFT.prepare(policy, options)
     kv = policy.network.reserve(1, 1)
     assert (kv.slots, engine.sessions, engine.kv_bytes) == (slots, sessions, kv.nbytes)
+    assert max(shape.frames for shape in engine.contract.shapes()) == slots, "a padded batch fits the slots"
     assert kv.capacity >= policy.fixed_rows + TEXT_ROWS
     warm_up(engine, Shift.ROTATE, lambda *_: None)
     assert policy.network.reserve(1, 1) is kv

@@ -26,7 +26,7 @@ def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
     """All stages of a checkpoint; ConfigError for buckets that do not fit into its positions."""
     shapes.no_positions("openvla")
     policy = load_openvla(directory, torch.float32, torch.device("cpu"), table=static_table())
-    most = policy.config.text.max_position_embeddings - policy.image_tokens - policy.K
+    most = policy.config.text.max_position_embeddings - policy.fixed_rows - policy.K
     text = shapes.texts(min(TEXT, most), most, f"the model has {policy.config.text.max_position_embeddings} positions")
 
     def embed(pixel_values: Tensor, ids: Tensor) -> Tensor:
@@ -37,9 +37,9 @@ def export_openvla(directory: Path, shapes: ExportShapes) -> ModelProgram:
             decoder=policy.decoder,
             embed=embed,
             images={"pixel_values": torch.zeros(1, *policy.pixel_shape)},
-            fixed_rows=policy.image_tokens,
+            fixed_rows=policy.fixed_rows,
             text=text,
-            positions=policy.image_tokens + text[-1] + policy.K,
+            positions=policy.fixed_rows + text[-1] + policy.K,
             chunks=False,
             batches=shapes.batches or tuple(sorted({1, max(policy.K - 1, 1)})),
         )

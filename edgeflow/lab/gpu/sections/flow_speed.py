@@ -64,7 +64,7 @@ def flow_engine_of(policy: FlowPolicy, robots: int, *, graphs: bool = False) -> 
     slots, capacity = robots * sizes.program.passes, policy.fixed_rows + sizes.step_rows
     engine = FlowEngine(policy, slots, capacity, graphs=graphs)
     if engine.graphs is not None:
-        engine.record_all(engine.shapes(), lambda *_: None)
+        engine.record_all(lambda *_: None)
         engine.graphs.seal()
     return engine
 
@@ -85,7 +85,7 @@ def _rows(
     if setting.graphs:
         began = monotonic()
         engine = flow_engine_of(policy, max(ROBOTS), graphs=True)
-        yield {"what": "recordings", "count": len(engine.shapes()), "s": monotonic() - began}
+        yield {"what": "recordings", "count": len(engine.contract.shapes()), "s": monotonic() - began}
         for name, ms, floor in zip(names, serial_ms(engine, frames[: 1 + SERIAL]), floors, strict=True):
             yield _row(name, ms, 1, floor)
         yield _row(f"chunk of {steps} steps in one pass", whole_ms(engine, frames[: 1 + SERIAL]), 1, floors[-1])

@@ -170,7 +170,7 @@ def _kv_cost(directory: Path, kv_format: KVFormat, asked: Verification) -> Resul
     for case in cases:
         wanted, found = (_forced(case, policy, each) for each in (DENSE, kv_format))
         results += [(mode, result) for result in logit_errors(case.name, wanted, found, KV_BOUNDS[kv_format.name])]
-    capacity = rounded_capacity(policy.image_tokens + TEXT_ROWS + policy.K)
+    capacity = rounded_capacity(policy.fixed_rows + TEXT_ROWS + policy.K)
     exact, own = (policy.decoder.kv_slots(1, capacity, each).nbytes / capacity for each in (DENSE, kv_format))
     results.append((mode, CheckResult("all", f"bytes per position, {own:.5g} for {exact:.5g}", own / exact, 1)))
     alone = [decodings[0] for decodings in decode(cases, policy, SERIAL, table, kv_format=kv_format)]
@@ -282,7 +282,7 @@ def decode(
     Drafting frames first follow each other at once, so that some are overtaken, and then one by one.
     """
     longest = max(len(case.frame.prompt_ids) for case in cases)
-    capacity = policy.image_tokens + longest + policy.K
+    capacity = policy.fixed_rows + longest + policy.K
     engine = PolicyEngine(policy, policy.K, capacity, keep_logits=True, table=table, kv_format=kv_format)
     rounds = 1 if pace == SERIAL else -(-PIPELINE_FILLS * policy.K // len(cases))
     run = OfflineRun(engine, Scheduler(limits_for(policy.K, shift=shift)), [pace])
