@@ -10,7 +10,8 @@ the pass, and read when it is collected (ActionFlow algorithm 1, lines 4 to 11).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -160,9 +161,18 @@ class Executor(Generic[Kind]):
         self.launch_ahead = self._launch_ahead()
 
     def drop_graphs(self) -> None:
-        """Run all passes without recordings from now on."""
-        self.graphs = None
+        """Run all passes without recordings from now on, and give the memory of recordings back."""
+        self.graphs = self.record = None
         self.launch_ahead = self._launch_ahead()
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """Run passes as they stand within the block."""
+        graphs, self.graphs = self.graphs, None
+        try:
+            yield
+        finally:
+            self.graphs = graphs
 
     def _launch_ahead(self) -> int:
         known = self.graphs is not None or not self.contract.reads_places

@@ -204,14 +204,21 @@ SAME = 1e-6  # difference by which a normalised value counts as changed
 
 
 class FlowEngine(PassEngine):
-    """The executor of a flow policy. slots, capacity: as in FlowPasses; record: as in Executor."""
+    """The executor of a flow policy. record: as in Executor; all else as in FlowPasses."""
 
     contract: FlowPasses
 
     def __init__(
-        self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False, record: Record | None = None
+        self,
+        policy: FlowPolicy,
+        slots: int,
+        capacity: int,
+        *,
+        graphs: bool = False,
+        record: Record | None = None,
+        **options: int,
     ) -> None:
-        contract = FlowPasses(policy, slots, capacity, graphs=graphs)
+        contract = FlowPasses(policy, slots, capacity, graphs=graphs, **options)
         super().__init__(contract, graphs=graphs, record=record)
         self.policy: FlowPolicy = policy
         self.sessions = slots // policy.sizes.program.passes
@@ -251,7 +258,8 @@ def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
     served = cast("FlowPolicy", policy)
     sizes = served.sizes
     capacity = served.fixed_rows + options.text_rows + sizes.step_rows
-    return FlowEngine(served, options.sessions * sizes.program.passes, capacity, graphs=options.graphs)
+    slots = options.sessions * sizes.program.passes
+    return FlowEngine(served, slots, capacity, graphs=options.graphs, row_budget=options.row_budget)
 
 
 class ActionTokens:

@@ -208,7 +208,8 @@ def _objection(
 
 
 def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """Frames that share passes, or that run as a whole: actions as those of each by itself, up to the rounding of sums.
+    """Frames that share passes, or that run as a whole: actions as those of each by itself, without recordings, up to
+    the rounding of sums.
 
     In 16 bits, and where rows are rounded to fewer, actions may differ by a few times what frames do whose pixels are
     moved by one level.
@@ -239,7 +240,8 @@ def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rou
     if rounds or policy.dtype != torch.float32:
         brighter = lambda: chunks(brightened(observations))  # noqa: E731
     progress(Mode.SERIAL.value, 0, 1 + len(ways))
-    alone = chunks(observations)
+    with engine.eagerly():
+        alone = chunks(observations)
     for step, (how, shared) in enumerate(ways.items(), start=1):
         progress(how, step, 1 + len(ways))
         together = shared()

@@ -37,11 +37,13 @@ class FlowPasses(PassContract):
     """Prefixes and steps over KV slots. Flow time is an input of each row, so frames at different steps share a pass.
 
     slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. graphs: passes
-    are replayed; then one more slot is scratch. watch: called with the segments that take a step in a
-    pass, and with their steps.
+    are replayed; then one more slot is scratch. row_budget: as in EngineOptions. watch: called with the segments that
+    take a step in a pass, and with their steps; of a whole pass, with none and the last step.
     """
 
-    def __init__(self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False) -> None:
+    def __init__(
+        self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False, row_budget: int = 1 << 30
+    ) -> None:
         sizes = policy.sizes
         self.watch: Callable[[Sequence[Segment[FrameRef]], Steps], None] | None = None
         self.stages = policy.stages(slots + graphs, capacity)
@@ -57,11 +59,12 @@ class FlowPasses(PassContract):
         cameras = self._images[0]
         self.classes = FlowClasses(
             self.stages.prefix_rows,
+            sizes,
             cameras=cameras,
             tokens=capacity - sizes.step_rows - self.stages.prefix_rows(cameras, 0),
-            steps=sizes.steps,
             sessions=slots // sizes.program.passes,
             capacity=self.stages.capacity,
+            row_budget=row_budget,
         )
 
     def shapes(self) -> Sequence[FlowPassShape]:

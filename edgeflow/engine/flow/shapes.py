@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.rows import RowCounts
 from edgeflow.engine.shapes import doubling, least, multiples
 
@@ -30,16 +31,27 @@ class FlowPassShape:
 class FlowClasses:
     """The shapes to which passes are padded: a whole chunk of one frame, or prefixes beside steps, with all cameras.
 
-    rows: of a prefix of so many cameras and tokens. tokens: of the longest text. steps: N. Stepping frames are padded
-    to N times a power of two, or to N halved, once or more, and rounded up.
+    rows: of a prefix of so many cameras and tokens. tokens: of the longest text. Stepping frames are padded
+    to N times a power of two, or to N halved, once or more, and rounded up. row_budget: no pass is padded beyond it but
+    that of a robot by itself.
     """
 
     def __init__(
-        self, rows: Callable[[int, int], int], *, cameras: int, tokens: int, steps: int, sessions: int, capacity: int
+        self,
+        rows: Callable[[int, int], int],
+        sizes: FlowSizes,
+        *,
+        cameras: int,
+        tokens: int,
+        sessions: int,
+        capacity: int,
+        row_budget: int,
     ) -> None:
         self._rows = rows
         self._cameras = cameras
         self._capacity = capacity
+        self._step_rows, steps = sizes.step_rows, sizes.steps
+        self._most_rows = max(row_budget, rows(cameras, tokens) + steps * sizes.step_rows)
         fixed = rows(cameras, 0)
         ends = multiples(ROW_STEP, fixed + 1, fixed + max(tokens, 1))
         self._tokens = tuple(dict.fromkeys(min(end - fixed, tokens) for end in ends))
@@ -57,7 +69,8 @@ class FlowClasses:
         steps = 1 if shape.whole else least((0, *self._steps), shape.rows.steps)
         if prefixes is None or longest is None or steps is None:
             return None
-        return self._made(prefixes, longest if prefixes == 1 else self._tokens[-1], steps, shape.guided, shape.whole)
+        found = self._made(prefixes, longest if prefixes == 1 else self._tokens[-1], steps, shape.guided, shape.whole)
+        return found if self._fits(found) else None
 
     def all(self, *, guided: bool) -> list[FlowPassShape]:
         """Every shape that `fit` returns. guided: the policy can continue chunks."""
@@ -71,7 +84,10 @@ class FlowClasses:
             some = kinds if steps else (False,)
             if prefixes or steps:
                 shapes += [self._made(prefixes, tokens, steps, kind, False) for tokens, kind in product(texts, some)]
-        return shapes
+        return [shape for shape in shapes if self._fits(shape)]
+
+    def _fits(self, shape: FlowPassShape) -> bool:
+        return sum(shape.rows.prefixes) + shape.rows.steps * self._step_rows <= self._most_rows
 
     def _made(self, prefixes: int, tokens: int, steps: int, guided: bool, whole: bool) -> FlowPassShape:
         rows = RowCounts(

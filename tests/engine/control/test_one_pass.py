@@ -187,6 +187,13 @@ def test_a_batch_whose_frames_touch_each_other_is_found():
         warm_up(engine_of(SmallPolicy(leaks=True)), Shift.ROTATE, lambda *_: None)
 
 
+def test_recordings_that_answer_with_something_old_are_found():
+    engine = OnePassEngine(SmallPolicy(), 2, TEXT_ROWS, graphs=True, record=lambda program: (lambda: None, program()))
+    assert record_passes(engine, lambda *_: None, required=True) != ""
+    with pytest.raises(WorkerError, match="other actions in a batch than each frame by itself"):
+        warm_up(engine, Shift.ROTATE, lambda *_: None)
+
+
 def test_damaged_weights_are_found():
     policy = SmallPolicy()
     policy._weight[0, 0] = math.inf
