@@ -52,7 +52,7 @@ def main() -> int:
                 f"{name} {arguments.dtype} {figure}: {ms['other']:.1f} ms, here {ms['this']:.1f} ms, "
                 f"ratio {ratio:.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             )
-    asked = {"other": str(arguments.other), "dtype": arguments.dtype, "threads": arguments.threads}
+    asked = {"other": _commit(arguments.other), "dtype": arguments.dtype, "threads": arguments.threads}
     keep(arguments.json, {**machine_facts(), **asked, "figures": report})
     return int(slow)
 
@@ -68,6 +68,11 @@ def _rounds(arguments: argparse.Namespace, name: str) -> Rounds:
             if number:
                 found.append(times)
     return found
+
+
+def _commit(checkout: Path) -> str:
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 @contextmanager
@@ -98,7 +103,7 @@ def _answer(arguments: argparse.Namespace) -> None:
     import torch
 
     from edgeflow.engine.placement import operator_table
-    from edgeflow.lab.gpu.sections.flow_speed import flow_engine_of, serial_ms
+    from edgeflow.lab.gpu.sections import flow_speed
     from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED
     from edgeflow.policies.pi.config import PiConfig
 
@@ -112,9 +117,14 @@ def _answer(arguments: argparse.Namespace) -> None:
         shape = replace(shape, config=replace(config, text=text, vision=vision))
     table = operator_table(None, "float", device, dtype)
     setting: Any = SimpleNamespace(dtype=dtype, device=device, table=lambda _: table)
-    engine, frames = flow_engine_of(shape, setting, 1), shape.frames(FRAMES)
+    made: Any = flow_speed.flow_engine_of
+    if hasattr(flow_speed, "flow_policy_of"):
+        engine = made(flow_speed.flow_policy_of(shape, setting), 1)
+    else:  # of commit b751f919 and before
+        engine = made(shape, setting, 1)
+    frames = shape.frames(FRAMES)
     for _ in sys.stdin:
-        print(json.dumps(serial_ms(engine, frames)), flush=True)
+        print(json.dumps(flow_speed.serial_ms(engine, frames)), flush=True)
 
 
 def _arguments() -> argparse.Namespace:
