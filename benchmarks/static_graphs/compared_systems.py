@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.artifacts.manifest import StageName
-from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, StepSegment
 from edgeflow.engine.placement import operator_table
@@ -28,6 +27,7 @@ from edgeflow.lab.export.graphs.graph_files import SharedWeights, to_onnx, trace
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph, kv_names
 from edgeflow.lab.export.graphs.static import static_table
 from edgeflow.lab.gpu.subjects.random_flow import CAMERAS, FlowShape
+from edgeflow.models.stack_norms import RowTimes
 
 Feed = dict[str, NDArray[Any]]
 CPU = torch.device("cpu")

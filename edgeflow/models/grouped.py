@@ -28,7 +28,7 @@ from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable
 from edgeflow.kernels.weights import FloatWeight, Weight
 from edgeflow.models.checkpoint import Weights
-from edgeflow.models.stack_norms import NormCondition, ResidualRows, StackNorms, StackSizes
+from edgeflow.models.stack_norms import ResidualRows, RowTimes, StackNorms, StackSizes
 
 JOINT, CROSS = "joint", "cross"
 STAGE = "prefill"
@@ -180,11 +180,11 @@ class GroupedDecoder:
         )
 
     def modulation(self, conditions: Tensor) -> Tensor:
-        """The numbers of the suffix's adaptive norms for each of m conditions [m, E'], for `NormCondition`."""
+        """The numbers of the suffix's adaptive norms for each of m conditions [m, E'], for `RowTimes`."""
         return self._suffix.norms.modulation(conditions)
 
     def forward(
-        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: NormCondition | None = None
+        self, prefix: Tensor, suffix: Tensor, layout: GroupLayout, kv: KVSlots, condition: RowTimes | None = None
     ) -> Tensor:
         """Prefix rows [L_P, E] and suffix rows [L_S, E'] → suffix rows after the final norm [L_S, E']. Both are given
         away: they may be overwritten.
@@ -200,7 +200,7 @@ class GroupedDecoder:
         suffix: Tensor,
         layout: GroupLayout,
         kv: KVSlots,
-        condition: NormCondition | None,
+        condition: RowTimes | None,
         whole: bool,
     ) -> tuple[Tensor, Tensor]:
         """As `forward`, after the prefix rows. whole: these after their final norm too, for comparisons."""

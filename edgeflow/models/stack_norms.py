@@ -36,15 +36,15 @@ class StackSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class NormCondition:
-    """The numbers of adaptive norms in a pass."""
+class RowTimes:
+    """Numbers of the flow times of rows, as a step reads them."""
 
     table: Tensor
-    """[m, 2 L + 1, 3, E] float32: of every norm for each condition, the gate of what is added before it, factor and
-    shift (`StackNorms.modulation`).
+    """[m, ...] float32: the result of `FlowNetwork.time_table` for m times. Adaptive norms read [m, 2 L + 1, 3, E]: of
+    every norm, the gate of what is added before it, factor and shift (`StackNorms.modulation`).
     """
     of_row: Tensor
-    """[L_S] int64: the index of each row's condition."""
+    """[n, H], of adaptive norms [L_S], int64: the index of each row's time."""
 
 
 Find = Callable[[str, str, torch.dtype], Any]
@@ -74,7 +74,7 @@ class StackNorms:
         self._add_norm: AddRmsNorm = find("add_rms_norm", "input", stored.dtype)
 
     def modulation(self, conditions: Tensor) -> Tensor:
-        """Conditions [m, E] → the table of `NormCondition`. Scales are stored less one. A published gate scales the
+        """Conditions [m, E] → the table of `RowTimes`. Scales are stored less one. A published gate scales the
         sub-layer after its norm, so the table stores it with the next norm.
         """
         found = []
@@ -87,7 +87,7 @@ class StackNorms:
         return table
 
     def __call__(
-        self, index: int, added: Tensor | None, residual: Tensor, condition: NormCondition | None
+        self, index: int, added: Tensor | None, residual: Tensor, condition: RowTimes | None
     ) -> tuple[Tensor, Tensor]:
         """The norm of residual + added, and the sum; both inputs are given away. ValueError for adaptive norms without
         a condition.
@@ -105,7 +105,7 @@ class StackNorms:
 class ResidualRows:
     """The rows of one stack in a pass: the output of a sub-layer waits for the norm that adds it."""
 
-    def __init__(self, norms: StackNorms, hidden: Tensor, condition: NormCondition | None) -> None:
+    def __init__(self, norms: StackNorms, hidden: Tensor, condition: RowTimes | None) -> None:
         self.count = len(hidden)
         self._norms = norms
         self._condition = condition

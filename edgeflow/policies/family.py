@@ -55,6 +55,16 @@ def decoder_shape(directory: Path, rows: int) -> ModelShape:
     return checkpoint_shape(directory, rows)
 
 
+def engine_of(policy: Policy, options: EngineOptions) -> PassEngine:
+    """The engine for the stages of a policy, where it takes no other options."""
+    from edgeflow.engine.control.engine import flow_engine, one_pass_engine, token_engine
+
+    program = policy.program(policy.unnorm_keys[0])
+    if program.step_rows:
+        return flow_engine(policy, options)
+    return token_engine(policy, options) if program.passes > 1 else one_pass_engine(policy, options)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """How policies of one architecture are recognised, checked, loaded and served."""
@@ -71,7 +81,7 @@ class Family:
     """
     load: Callable[[Path, Settings, LoadOptions], Published]
     """Reads a checkpoint's configuration, from which the policy is loaded."""
-    prepare: Callable[[Policy, EngineOptions], PassEngine]
+    prepare: Callable[[Policy, EngineOptions], PassEngine] = engine_of
     """Makes the engine that serves a loaded policy."""
     shape: Callable[[Path, int], ModelShape] = decoder_shape
     """The sizes of the decoder and its products, for prompts of so many rows, without reading weights."""

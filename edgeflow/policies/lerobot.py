@@ -5,6 +5,7 @@ Published source: LeRobot's processor/pipeline.py and normalize_processor.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,12 @@ from safetensors import SafetensorError, safe_open
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 from edgeflow_client.files import open_regular
+from edgeflow_client.types import ActionSchema
 
 CONFIG_FILE = "config.json"
 STATE, ENVIRONMENT, ACTION = "observation.state", "observation.environment_state", "action"
+UNNORM_KEYS = (ACTION,)
+"""A checkpoint has the statistics of one dataset."""
 TYPES = ("VISUAL", "STATE", "ENV", "ACTION", "REWARD", "LANGUAGE")
 LONGEST = 4096  # pixels of a side
 Floats = NDArray[np.float32]
@@ -307,3 +311,17 @@ def _affines(
         )
     found = read_statistics(directory / state_file, wanted)
     return {name: Affine.of(kind, [found[each] for each in names[name]], eps) for name, kind in kinds.items()}
+
+
+def action_schema(unnorm_key: str | None, size: int, horizon: int, rate_hz: float, **stated: Any) -> ActionSchema:
+    """The meaning of actions of `size` numbers; CheckpointError for another dataset. stated: fields of the schema; what
+    is empty is absolute, without unit and limit.
+    """
+    if unnorm_key not in (None, *UNNORM_KEYS):
+        raise CheckpointError(f"unnorm_key: {unnorm_key!r} is not one of {', '.join(UNNORM_KEYS)}")
+    plain: dict[str, Any] = {"names": tuple(f"a{index}" for index in range(size))}
+    for name, each in (("units", "1"), ("low", -math.inf), ("high", math.inf), ("relative", False)):
+        plain[name] = (each,) * size
+    given = {name: tuple(each) if name in plain else each for name, each in stated.items() if each}
+    step_ms = 1000.0 / rate_hz if horizon > 1 else 0.0
+    return ActionSchema(**plain | given, control_rate_hz=rate_hz, horizon=horizon, step_ms=step_ms)

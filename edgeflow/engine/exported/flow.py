@@ -110,7 +110,10 @@ class BucketMasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowGraphs(ExportedGraphs):
-    """The loaded graphs, and the buckets of prompts, the one of the fewest tokens first."""
+    """The loaded graphs, in float32 on the host, and the buckets of prompts, the one of the fewest tokens first."""
+
+    device = CPU
+    dtype = torch.float32
 
     buckets: tuple[Bucket, ...]
 
@@ -121,20 +124,13 @@ class FlowGraphs(ExportedGraphs):
                 return index
         raise ValueError(f"a prompt of {tokens} tokens; the longest bucket has {self.buckets[-1].text}")
 
-
-@dataclass(frozen=True, slots=True)
-class StaticNetwork:
-    """engine/flow/policy.StagedNetwork of an artifact: float32 on the host."""
-
-    graphs: FlowGraphs
-    device: torch.device = CPU
-    dtype: torch.dtype = torch.float32
-
     def prefix_rows(self, cameras: int, tokens: int) -> int:
-        bucket = self.graphs.buckets[0]
+        """Rows of a prefix."""
+        bucket = self.buckets[0]
         return cameras * bucket.image_rows + tokens + bucket.closing
 
     def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:  # noqa: ARG002 - slots are of one size
+        """As in FlowNetwork."""
         return StaticStages(self, sizes, slots)
 
 
@@ -146,9 +142,8 @@ class StaticStages:
     reads_places = True
     device = CPU
 
-    def __init__(self, network: StaticNetwork, sizes: FlowSizes, slots: int) -> None:
-        graphs, self.prefix_rows = network.graphs, network.prefix_rows
-        form = graphs.kv
+    def __init__(self, graphs: FlowGraphs, sizes: FlowSizes, slots: int) -> None:
+        form, self.prefix_rows = graphs.kv, graphs.prefix_rows
         there = max(slots, graphs.steps[-1].graph.batch)
         self.kv = np.zeros((form.layers, 2, there, form.positions, form.kv_heads, form.head_dim), np.float32)
         self.kv_bytes, self.capacity, self.kinds = self.kv.nbytes, form.positions, form.kinds

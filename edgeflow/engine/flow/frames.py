@@ -120,16 +120,6 @@ class FlowFrame:
     """The rows that the answer must continue; None for a fresh chunk."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowTimes:
-    """Flow times of the rows of a step."""
-
-    table: Tensor
-    """[N + 1, ...]: what a network made of all flow times (`FlowNetwork.time_table`)."""
-    of_row: Tensor
-    """[n, H] int64: the index of each row's time."""
-
-
 MOST_GUIDANCE = 100.0
 
 

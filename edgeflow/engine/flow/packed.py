@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.policy import FlowStages, PrefixInputs, StepInputs
 from edgeflow.engine.flow.rows import FlowRows
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.models.grouped import GroupedDecoder
-from edgeflow.models.stack_norms import NormCondition
+from edgeflow.models.stack_norms import RowTimes
 
 
 class FlowNetwork(ABC):
@@ -46,7 +46,7 @@ class FlowNetwork(ABC):
         """Flow times [N + 1] float32 → what steps read of them, computed once: [N + 1, ...] float32"""
 
     @abstractmethod
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, RowTimes | None]:
         """Rows of a step of n candidates: x [n, H, A], the flow times of their rows, state [n, S] →
         [n (lead + H), E'], and the condition of the norms where they are adaptive."""
 

@@ -69,24 +69,6 @@ class FlowStages(Protocol):
         ...
 
 
-class StagedNetwork(Protocol):
-    """The networks of a policy, which make stages over so many slots."""
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def prefix_rows(self, cameras: int, tokens: int) -> int:
-        """Rows of a prefix."""
-        ...
-
-    def stages(self, sizes: FlowSizes, slots: int, capacity: int) -> FlowStages:
-        """capacity: positions of a slot that a frame may use, prefix and step."""
-        ...
-
-
 class FlowPolicy(Policy, Protocol):
     """A policy that denoises chunks of actions."""
 

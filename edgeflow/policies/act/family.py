@@ -9,8 +9,7 @@ from edgeflow.policies.act.config import read_checkpoint
 from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings, reject_crop
 
 if TYPE_CHECKING:
-    from edgeflow.engine.control.engine import EngineOptions, PassEngine
-    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.engine.policy import LoadOptions, Published
 
 
 def _detect(files: CheckpointFiles) -> bool:
@@ -25,10 +24,4 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     return PublishedACT(directory, checkpoint)
 
 
-def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.engine import one_pass_engine
-
-    return one_pass_engine(policy, options)
-
-
-ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load, prepare=_prepare)
+ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load)

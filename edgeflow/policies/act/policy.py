@@ -19,13 +19,11 @@ from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.lerobot import ACTION, STATE, Affine, ImageInput, Normalisation
+from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, Affine, ImageInput, Normalisation, action_schema
 from edgeflow.policies.tensors import unit_range
-from edgeflow_client.errors import CheckpointError, InvalidArgument
+from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
-UNNORM_KEYS = (ACTION,)
-"""A checkpoint has the statistics of one dataset."""
 PREFIX = "model."
 TRAINING = ("model.vae_encoder",)
 """Tensors that only training needs."""
@@ -143,19 +141,9 @@ class ACTPolicy:
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """Names and rate as configured; the checkpoint states neither units nor limits."""
-        if unnorm_key not in (None, *UNNORM_KEYS):
-            raise CheckpointError(f"unnorm_key: {unnorm_key!r} is not one of {', '.join(UNNORM_KEYS)}")
-        size, horizon, rate = self.config.action, self.config.horizon, self._settings.control_rate_hz
-        return ActionSchema(
-            names=tuple(self._settings.action_names) or tuple(f"a{index}" for index in range(size)),
-            units=("1",) * size,
-            low=(-math.inf,) * size,
-            high=(math.inf,) * size,
-            relative=(False,) * size,
-            control_rate_hz=rate,
-            horizon=horizon,
-            step_ms=1000.0 / rate if horizon > 1 else 0.0,
-        )
+        config, settings = self.config, self._settings
+        rate_hz, names = settings.control_rate_hz, settings.action_names
+        return action_schema(unnorm_key, config.action, config.horizon, rate_hz, names=names)
 
     def _image(self, camera: ImageInput, observation: Observation) -> Tensor:
         """[3, h, w] on the place of normalisation."""

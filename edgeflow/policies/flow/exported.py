@@ -14,18 +14,13 @@ from numpy.typing import NDArray
 from edgeflow.artifacts.files import AGAIN, expect_kv, expect_tensors, loaded_bytes, open_artifact, place_specs
 from edgeflow.artifacts.manifest import BOOL, INT, MANIFEST, Graph, StageName, TensorSpec, kv_specs, spec
 from edgeflow.artifacts.sessions import Runtime, load_sessions
-from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
+from edgeflow.engine.exported.flow import Bucket, FlowGraphs
 from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
-from edgeflow.policies.flow.policy import (
-    UNNORM_KEYS,
-    DenoisingPolicy,
-    FlowArchitecture,
-    Texts,
-    TokenizedTexts,
-)
+from edgeflow.policies.flow.policy import DenoisingPolicy, FlowArchitecture, Texts, TokenizedTexts
+from edgeflow.policies.lerobot import UNNORM_KEYS
 from edgeflow.policies.tensors import WeightNumbers
 from edgeflow.text.checkpoint_json import Fields
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -147,7 +142,7 @@ class StaticFlow:
             self._checkpoint,
             self._architecture,
             sizes=self._sizes,
-            network=StaticNetwork(graphs),
+            network=graphs,
             texts=texts,
             placement=placement,
         )

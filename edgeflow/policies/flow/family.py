@@ -11,8 +11,7 @@ from edgeflow.policies.family import DENOISING_MODES, CheckpointFiles, Family, S
 from edgeflow.policies.flow.config import FlowCheckpoint
 
 if TYPE_CHECKING:
-    from edgeflow.engine.control.engine import EngineOptions, PassEngine
-    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.engine.policy import LoadOptions, Published
     from edgeflow.kernels.table.model_shape import ModelShape
     from edgeflow.policies.flow.policy import FlowArchitecture
 
@@ -37,16 +36,9 @@ def flow_family(
         kind = StaticFlow if is_artifact(directory) else PublishedFlow
         return kind(directory, checkpoint, architecture_of(checkpoint.config))
 
-    def prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-        from edgeflow.engine.control.engine import flow_engine
-
-        return flow_engine(policy, options)
-
     def shape(directory: Path, rows: int) -> ModelShape:
         architecture = architecture_of(load_config(directory))
         sizes = architecture.sizes
         return architecture.stacks.shape(directory, rows, count=sizes.steps, step_rows=sizes.step_rows)
 
-    return Family(
-        name=name, modes=DENOISING_MODES, detect=detect, check=read_checkpoint, load=load, prepare=prepare, shape=shape
-    )
+    return Family(name=name, modes=DENOISING_MODES, detect=detect, check=read_checkpoint, load=load, shape=shape)

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.linear import Linear
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.siglip import projection
+from edgeflow.models.stack_norms import RowTimes
 
 PREFIX = "model."
 """The prefix of tensor names in all files that LeRobot saves; published base files have none."""

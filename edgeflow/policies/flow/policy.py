@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -16,22 +15,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
+from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings, Schedule
-from edgeflow.engine.flow.policy import FlowStages, StagedNetwork
+from edgeflow.engine.flow.policy import FlowStages
 from edgeflow.engine.policy import Footprint, Placement, Vectors
 from edgeflow.kernels.kv.formats import KVShape
 from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.shape import FlowStacks
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
 from edgeflow.policies.flow.network import PrefixedNetwork, lerobot_weights
-from edgeflow.policies.lerobot import ACTION, STATE
+from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, action_schema
 from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
-UNNORM_KEYS = (ACTION,)
-"""A checkpoint has the statistics of one dataset."""
 STAMPS = 1 << 64
 LIVE = 8
 """Rows of a tower's width that are in memory at once for each patch."""
@@ -187,7 +185,7 @@ class DenoisingPolicy:
         architecture: FlowArchitecture[Any],
         *,
         sizes: FlowSizes,
-        network: StagedNetwork,
+        network: PrefixedNetwork | FlowGraphs,
         texts: Texts,
         placement: Placement,
     ) -> None:
@@ -280,21 +278,20 @@ class DenoisingPolicy:
         return actions if affine is None else affine.unrestored(actions)
 
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
-        """The meaning of actions as configured; what is not stated is absolute, without unit and limit."""
-        if unnorm_key not in (None, *UNNORM_KEYS):
-            raise CheckpointError(f"unnorm_key: {unnorm_key!r} is not one of {', '.join(UNNORM_KEYS)}")
-        settings, size, horizon = self._settings, self.config.action, self.config.horizon
-        return ActionSchema(
-            names=tuple(settings.action_names) or tuple(f"a{index}" for index in range(size)),
-            units=tuple(settings.action_units) or ("1",) * size,
-            low=tuple(settings.action_low) or (-math.inf,) * size,
-            high=tuple(settings.action_high) or (math.inf,) * size,
-            relative=tuple(settings.action_relative) or (False,) * size,
+        """The meaning of actions as configured."""
+        settings = self._settings
+        return action_schema(
+            unnorm_key,
+            self.config.action,
+            self.config.horizon,
+            settings.control_rate_hz,
+            names=settings.action_names,
+            units=settings.action_units,
+            low=settings.action_low,
+            high=settings.action_high,
+            relative=settings.action_relative,
             frame=settings.frame,
             rotation=settings.rotation,
-            control_rate_hz=settings.control_rate_hz,
-            horizon=horizon,
-            step_ms=1000.0 / settings.control_rate_hz if horizon > 1 else 0.0,
         )
 
     def _images(self, observation: Observation) -> Tensor:

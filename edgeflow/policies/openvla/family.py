@@ -12,8 +12,7 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgeflow.engine.control.engine import EngineOptions, PassEngine
-    from edgeflow.engine.policy import LoadOptions, Policy, Published
+    from edgeflow.engine.policy import LoadOptions, Published
 
 OFT_STEMS = ("action_head", "proprio_projector")
 RATE, MAX_RATE_HZ = "control_rate_hz", 1000.0
@@ -58,12 +57,4 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     )
 
 
-def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
-    from edgeflow.engine.control.engine import token_engine
-
-    return token_engine(policy, options)
-
-
-OPENVLA = Family(
-    name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, prepare=_prepare, formats=True
-)
+OPENVLA = Family(name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, formats=True)

@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import JOINT, HeadSizes
 from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, products_in_tf32, projection
-from edgeflow.models.stack_norms import NormCondition, StackSizes
+from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
 from edgeflow.policies.pi.config import FLOAT32, MODEL, TF32, GemmaSizes, PiConfig
@@ -69,10 +69,10 @@ class PiNetwork(PrefixedNetwork):
             return self.decoder.modulation(self.condition(times))
         return self._mixing.time(times)
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, RowTimes | None]:
         """As in FlowNetwork: rows of the actions, in π0 after a row of the state."""
         if self._config.adaptive:
-            condition = NormCondition(times.table, times.of_row.flatten())
+            condition = RowTimes(times.table, times.of_row.flatten())
             return self._action(x.float()).flatten(0, 1).to(self.decoder.dtype), condition
         rows = torch.cat([self._state(state.float())[:, None], self._mixing(x, times)], dim=1)
         return rows.flatten(0, 1).to(self.decoder.dtype), None

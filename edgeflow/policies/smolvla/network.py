@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.policy import Placement
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, HeadSizes
 from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
-from edgeflow.models.stack_norms import NormCondition, StackSizes
+from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
 from edgeflow.policies.smolvla.config import SmolVLAConfig
@@ -56,7 +56,7 @@ class SmolVLANetwork(PrefixedNetwork):
         x: Tensor,
         times: RowTimes,
         state: Tensor,  # noqa: ARG002 - it is in the prefix
-    ) -> tuple[Tensor, NormCondition | None]:
+    ) -> tuple[Tensor, RowTimes | None]:
         """As in FlowNetwork."""
         return self._mixing(x, times).flatten(0, 1).to(self.decoder.dtype), None
 

@@ -8,7 +8,7 @@ from tempfile import mkdtemp
 
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.artifacts.sessions import GraphSession, Runtime
-from edgeflow.engine.exported.flow import Bucket, FlowGraphs, StaticNetwork
+from edgeflow.engine.exported.flow import Bucket, FlowGraphs
 from edgeflow.engine.flow.policy import FlowStages
 from edgeflow.lab.export.graphs.flow import FlowExport, flow_program
 from edgeflow.lab.export.graphs.static import static_table
@@ -27,7 +27,7 @@ class StaticFlowPolicy(TinyFlowPolicy):
         self._graphs = graphs_of(name)
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
-        return StaticNetwork(self._graphs).stages(self.sizes, slots, capacity)
+        return self._graphs.stages(self.sizes, slots, capacity)
 
 
 @lru_cache

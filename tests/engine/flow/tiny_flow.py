@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes, RTCSettings
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
 from edgeflow.engine.flow.packed import PackedStages
 from edgeflow.engine.policy import Vectors
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
 from edgeflow.models.checkpoint import Weights
 from edgeflow.models.grouped import CROSS, JOINT, GroupedDecoder, HeadSizes
-from edgeflow.models.stack_norms import NormCondition, StackSizes
+from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow_client.types import ActionSchema, StateSpec
 
 CPU = torch.device("cpu")
@@ -144,10 +144,10 @@ class TinyNetwork:
         turned = torch.sin(times[:, None].to(self.dtype) * 3 + self._weights["time"])  # [N + 1, E']
         return self.decoder.modulation(turned) if self.shape.adaptive else turned
 
-    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, NormCondition | None]:
+    def embed_step(self, x: Tensor, times: RowTimes, state: Tensor) -> tuple[Tensor, RowTimes | None]:
         weights, sizes = self._weights, self.shape.sizes
         rows = x.to(self.dtype) @ weights["action_in"].T  # [n, H, E']
-        condition = NormCondition(times.table, times.of_row.flatten()) if self.shape.adaptive else None
+        condition = RowTimes(times.table, times.of_row.flatten()) if self.shape.adaptive else None
         if condition is None:
             rows = rows + times.table[times.of_row]
         if sizes.lead:

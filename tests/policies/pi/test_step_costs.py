@@ -14,13 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
 
-from edgeflow.engine.flow.frames import RowTimes
 from edgeflow.engine.policy import Placement
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.lab.gpu.subjects.random_flow import PUBLISHED
 from edgeflow.lab.gpu.subjects.random_weights import RandomTensors
 from edgeflow.models.grouped import GroupLayout
+from edgeflow.models.stack_norms import RowTimes
 from tests.kernels.interpreted_engine import in_triton
 
 META = torch.device("meta")

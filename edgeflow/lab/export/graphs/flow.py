@@ -10,11 +10,12 @@ from torch import Tensor
 
 from edgeflow.artifacts.manifest import KVForm, StageName
 from edgeflow.engine.exported.flow import Bucket, BucketMasks
-from edgeflow.engine.flow.frames import FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowSizes
 from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.lab.export.graphs.stages import ModelProgram, StageGraph, kv_names, pairs
 from edgeflow.lab.export.graphs.static import StaticKV, StaticLayout
 from edgeflow.models.grouped import CROSS, GroupedDecoder, GroupLayout
+from edgeflow.models.stack_norms import RowTimes
 
 IDS = 8
 """Number of different tokens in example texts; every vocabulary has as many."""

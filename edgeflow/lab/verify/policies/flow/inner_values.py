@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RowTimes
+from edgeflow.engine.flow.frames import FlowFrame, FlowSizes
 from edgeflow.engine.flow.packed import FlowNetwork
 from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.lab.verify.policies.flow.recorded import RecordedBatch
+from edgeflow.models.stack_norms import RowTimes
 
 IMAGES = ("mid.images", "mid.images_after_resize")
 PAD_MASK = "mid.prefix_pad_masks"

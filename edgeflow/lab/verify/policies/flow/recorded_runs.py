@@ -13,8 +13,10 @@ from torch import Tensor
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.engine import FlowEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
+from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
-from edgeflow.engine.flow.policy import FlowPolicy, FlowStages, StagedNetwork
+from edgeflow.engine.flow.packed import FlowNetwork
+from edgeflow.engine.flow.policy import FlowPolicy, FlowStages
 from edgeflow.engine.flow.program import Steps
 from edgeflow.lab.verify.offline import paces_by_mode
 from edgeflow.policies.flow.config import FlowConfig
@@ -58,7 +60,7 @@ class NetworkAlone:
     """The part of a policy that an engine needs to run prepared frames."""
 
     sizes: FlowSizes
-    network: StagedNetwork
+    network: FlowNetwork | FlowGraphs
     fixed_rows: int
     frame_shape: tuple[tuple[int, int, int, int], int]
     """As in FlowPolicy."""
@@ -86,7 +88,7 @@ class NetworkAlone:
 class Runner:
     """Runs a policy on recorded inputs."""
 
-    network: StagedNetwork
+    network: FlowNetwork | FlowGraphs
     sizes: FlowSizes
     """The sizes of answers, with the checkpoint's number of steps. Engines are created once for each number
     of steps.

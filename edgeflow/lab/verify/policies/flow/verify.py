@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from edgeflow.artifacts.sessions import Runtime
-from edgeflow.engine.exported.flow import StaticNetwork
 from edgeflow.engine.placement import operator_table
 from edgeflow.engine.policy import Placement
 from edgeflow.lab.verify.bundle import TENSORS_FILE
@@ -131,7 +130,7 @@ def verify_exported(
             f"to {longest}: export it with --text {longest}"
         )
     graphs = opened.load(Runtime(threads=torch.get_num_threads()))
-    runner, results = Runner(StaticNetwork(graphs), opened.sizes), []
+    runner, results = Runner(graphs, opened.sizes), []
     with torch.inference_mode():
         for index, recording in enumerate(fitting):
             asked.progress(recording.case.name, index, len(fitting))
