@@ -12,15 +12,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.graphs import CudaRecord, GraphRecording, Graphs, Record
 from edgeflow.scheduler.cost import PassSample
-from edgeflow.scheduler.plan import Outcome, Pass, Ref
+from edgeflow.scheduler.plan import FrameRef, Outcome, Pass, Ref
 from edgeflow_client.clock import MonotonicClock
 
 
@@ -62,6 +64,20 @@ class CudaStamp:
             raise TypeError(f"{type(earlier).__name__} is of another device")
         milliseconds: float = earlier.event.elapsed_time(self.event)
         return round(milliseconds * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked(Outcome[FrameRef]):
+    """An outcome of a frame whose answer is chunks."""
+
+    values: NDArray[np.float64] | None = field(default=None, compare=False)
+    """[M, horizon, A]: M candidates, normalised; None before its last pass."""
+
+    @classmethod
+    def of(cls, frame: FrameRef, values: Tensor) -> Chunked:
+        """The end of an answer. values [M, horizon, A]: on the host."""
+        found = values.numpy().astype(np.float64)
+        return cls(frame, (), bool(np.isfinite(found).all()), values=found)
 
 
 class PassContract(ABC):

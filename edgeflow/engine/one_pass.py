@@ -5,39 +5,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.engine.buffers import BufferFields
-from edgeflow.engine.executor import PassContract
+from edgeflow.engine.executor import Chunked, PassContract
 from edgeflow.engine.policy import OnePassPolicy
 from edgeflow.engine.shapes import least, multiples
-from edgeflow.scheduler.plan import FrameRef, Outcome, Pass
+from edgeflow.scheduler.plan import Pass
 
 BATCHES = (1, 2, 4)
 """The numbers of frames of passes that are replayed, besides the most of a pass."""
 TEXT_STEP = 64
 """Prompts are padded to a multiple of it, or to the longest, where passes are replayed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunked(Outcome[FrameRef]):
-    """An outcome of a frame whose answer is chunks."""
-
-    values: NDArray[np.float64] | None = field(default=None, compare=False)
-    """[M, horizon, A]: M candidates, normalised; None before its last pass."""
-
-    @classmethod
-    def of(cls, frame: FrameRef, values: Tensor) -> Chunked:
-        """The end of an answer. values [M, horizon, A]: on the host."""
-        found = values.numpy().astype(np.float64)
-        return cls(frame, (), bool(np.isfinite(found).all()), values=found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +31,6 @@ class BatchShape:
     frames: int
     tokens: int
     """Tokens of each prompt, padding included."""
-
-
-def answered(policy: OnePassPolicy, frames: Sequence[Any]) -> Tensor:
-    """The answers to frames in one batch, without an executor, as in `OnePassPolicy.run`."""
-    batch = policy.batch(frames, max(map(policy.prompt_tokens, frames)))
-    return policy.run([each.to(policy.device) for each in batch], on_host=policy.device.type == "cpu")
 
 
 class OnePasses(PassContract):

@@ -50,7 +50,7 @@ class ReadRows:
     """The form of the drafts to make."""
     reach: int
     """A bound on where rows end, on the host."""
-    whole: PackedLayout
+    layout: PackedLayout
     """The layout of the pass. Layouts of the drafter share what it keeps, so that a graph holds no upload."""
     sampled: bool
     """True when the newest token is known, so that drafts can follow it."""
@@ -276,7 +276,7 @@ class PassProgram:
             rope=outputs.layout.rope_position,
             form=shape.form,
             reach=shape.reach,
-            whole=outputs.layout,
+            layout=outputs.layout,
             sampled=outputs.logits is not None,
             on_host=on_host,
         )

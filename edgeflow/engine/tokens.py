@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +11,16 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.executor import PassContract
+from edgeflow.engine.policy import PreparedFrame, TokenPolicy
 from edgeflow.engine.program import PassOutputs, PassProgram, Verifier
 from edgeflow.engine.sampling.sample import GREEDY, Sampled, SamplingKind, read_outcome
 from edgeflow.engine.shapes import PassShape, ShapeClasses, shape_of
 from edgeflow.engine.slots import SlotMemory, SlotState
-from edgeflow.engine.staging import PassInputs, PromptContract, harmless, input_bytes, stage
+from edgeflow.engine.staging import Drafting, PassInputs, PromptContract, harmless, input_bytes, stage
 from edgeflow.kernels.kv.layout import Span, on_device
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey, OperatorTable, built_in_table
+from edgeflow.models.network import TokenNetwork
 from edgeflow.scheduler.plan import DraftForm, Pass, Ref
 
 
@@ -141,3 +144,41 @@ class TokenPasses(PassContract):
     def _scratch(self) -> int:
         """The slot for the warm-up of recordings, and for segments that only pad a pass."""
         return self.kv.slots - 1
+
+
+class ActionTokens:
+    """How the prompts of a token policy enter passes: their ids as integers, float32 pixels as the payload."""
+
+    components = 1
+    keeps_ids = False
+
+    def __init__(self, policy: TokenPolicy, device: torch.device) -> None:
+        self._policy = policy
+        self.drafting = Drafting(on_device(policy.first_guess, device), on_device(policy.near, device))
+        self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
+
+    @property
+    def network(self) -> TokenNetwork:
+        return self._policy.decoder
+
+    def count(self, rows: int) -> int:
+        return rows - self._policy.fixed_rows
+
+    def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
+        return self._pixel_bytes
+
+    def numbers(self, prompt: PreparedFrame, rows: int) -> Sequence[int]:  # noqa: ARG002
+        return prompt.prompt_ids
+
+    def payload(self, prompt: PreparedFrame) -> Tensor:
+        return prompt.pixel_values
+
+    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
+        pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
+        return self._policy.embed_rows(pixels, numbers)
+
+    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:  # noqa: ARG002
+        raise ValueError("the tokens of these prompts are not kept")
+
+    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> None:
+        """None: rows rotate by where they are placed."""

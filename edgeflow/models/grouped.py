@@ -192,7 +192,7 @@ class GroupedDecoder:
         The prefix's keys and values are in their slots then. In the last layer nobody reads more of it, so no more is
         computed.
         """
-        return self.run(prefix, suffix, layout, kv, condition, whole=False)[1]
+        return self.run(prefix, suffix, layout, kv, condition, norm_prefix=False)[1]
 
     def run(
         self,
@@ -201,19 +201,19 @@ class GroupedDecoder:
         layout: GroupLayout,
         kv: KVSlots,
         condition: RowTimes | None,
-        whole: bool,
+        norm_prefix: bool,
     ) -> tuple[Tensor, Tensor]:
-        """As `forward`, after the prefix rows. whole: these after their final norm too, for comparisons."""
+        """As `forward`, after the prefix rows. norm_prefix: these after their final norm too, for comparisons."""
         shared = _PassPlaces(self, layout, kv)
         rows = ResidualRows(self._prefix.norms, prefix, None), ResidualRows(self._suffix.norms, suffix, condition)
         last = len(self.heads.kinds) - 1
         for index in range(len(self.heads.kinds)):
-            ends = index == last and not whole
+            ends = index == last and not norm_prefix
             self._attend(index, rows, shared, kv.layer(index), ends=ends)
             for group, stack in zip(rows, (self._prefix, self._suffix), strict=True):
                 if group.count and not (ends and group is rows[0]):
                     stack.mlp(index, group)
-        prefix_out = rows[0].normed() if whole and rows[0].count else prefix[:0]
+        prefix_out = rows[0].normed() if norm_prefix and rows[0].count else prefix[:0]
         return prefix_out, rows[1].normed() if rows[1].count else suffix
 
     def _attend(

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgeflow.engine import executor
 from edgeflow.engine.chat.engine import ChatEngine, TextTokens
 from edgeflow.engine.chat.warmup import run_each_kind
-from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine
+from edgeflow.engine.control.engine import FlowEngine, OnePassEngine
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
@@ -30,6 +30,7 @@ from edgeflow.engine.sampling.sample import GREEDY, SamplingState
 from edgeflow.engine.shapes import PassShape, shape_of
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, PromptContract, input_bytes
+from edgeflow.engine.tokens import ActionTokens
 from edgeflow.kernels.kv.formats import DENSE, INT8, KVFormat
 from edgeflow.kernels.kv.slots import KVSlots
 from edgeflow.kernels.table.operator_table import OperatorKey

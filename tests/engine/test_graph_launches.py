@@ -17,12 +17,13 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction
 
 from edgeflow.engine.chat.engine import ChatEngine
-from edgeflow.engine.control.engine import ActionTokens, FlowEngine, OnePassEngine, PolicyEngine
+from edgeflow.engine.control.engine import FlowEngine, OnePassEngine, PolicyEngine
 from edgeflow.engine.policy import LoadOptions, Placement, Published
 from edgeflow.engine.program import PassProgram
 from edgeflow.engine.shapes import PassShape
 from edgeflow.engine.slots import SlotState
 from edgeflow.engine.staging import PassInputs, input_bytes
+from edgeflow.engine.tokens import ActionTokens
 from edgeflow.kernels.kv.formats import DENSE, FP8, INT4, INT8, KVFormat
 from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.slots import KVSlots

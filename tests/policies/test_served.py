@@ -15,9 +15,9 @@ import torch
 
 from edgeflow.contract import Image, Observation
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import LoadOptions, OnePassPolicy, Placement
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.policies.registry import family_of
 from edgeflow_client.actions import Action
 from edgeflow_client.errors import InvalidArgument
@@ -45,7 +45,7 @@ def loaded(directory: Path, settings: dict[str, Any]) -> OnePassPolicy:
 @torch.inference_mode()
 def answer_of(policy: OnePassPolicy, seen: Observation) -> np.ndarray:
     """[horizon, D] in the schema's units."""
-    values = answered(policy, [policy.prepare(seen)])[0].double().numpy()
+    values = run_once(policy, [policy.prepare(seen)])[0].double().numpy()
     return policy.actions(values, policy.unnorm_keys[0])
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, StageProgram
-from edgeflow.engine.control.engine import AnswerBook, PassEngine
-from edgeflow.engine.executor import Ticket
+from edgeflow.engine.control.engine import PassEngine
+from edgeflow.engine.control.records import AnswerBook
+from edgeflow.engine.executor import Chunked, Ticket
 from edgeflow.engine.flow.frames import Previous
-from edgeflow.engine.one_pass import Chunked
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Pass

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from edgeflow.contract import StageProgram
+from edgeflow.engine.control.records import Answer, AnswerBook
 from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.executor import Executor
 from edgeflow.engine.flow.frames import FlowFrame, Previous, guidance_of
@@ -22,14 +18,11 @@ from edgeflow.engine.graphs import Record
 from edgeflow.engine.one_pass import OnePasses
 from edgeflow.engine.policy import INSTRUCTION, OnePassPolicy, Policy, PreparedFrame, TokenPolicy
 from edgeflow.engine.shapes import ShapeClasses
-from edgeflow.engine.staging import Drafting
-from edgeflow.engine.tokens import TokenPasses
+from edgeflow.engine.tokens import ActionTokens, TokenPasses
 from edgeflow.kernels.kv.formats import DENSE, KVFormat, check_action_tokens
-from edgeflow.kernels.kv.layout import on_device
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
-from edgeflow.models.network import TokenNetwork
-from edgeflow.scheduler.plan import FrameRef, Outcome
+from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.session import Shift
 from edgeflow_client.errors import ConfigError, InvalidArgument
 
@@ -51,53 +44,6 @@ class EngineOptions:
     def batch(self, policy: Policy) -> int:
         """The most frames of a pass of whole answers."""
         return min(self.sessions, max(1, self.row_budget // max(policy.fixed_rows, 1)))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """The whole answer to a frame."""
-
-    frame: FrameRef
-    finite: bool
-    """False when a number that it comes from was not finite."""
-    token_ids: tuple[int, ...] = ()
-    """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
-    wrong drafts.
-    """
-    verified: int = 0
-    values: NDArray[np.float64] | None = None
-    """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
-
-
-class AnswerBook:
-    """Collects the answers of frames in flight, pass by pass. Frames that were not begun are ignored.
-
-    answer: makes the answer from a frame, the number of its passes, and their outcomes.
-    """
-
-    def __init__(self, answer: Callable[[FrameRef, int, list[Any]], Answer]) -> None:
-        self._answer = answer
-        self._frames: dict[FrameRef, tuple[int, list[Any]]] = {}
-
-    def __contains__(self, frame: FrameRef) -> bool:
-        return frame in self._frames
-
-    def begin(self, frame: FrameRef, program: StageProgram) -> None:
-        self._frames[frame] = program.passes, []
-
-    def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
-        """Add the outcomes of a pass."""
-        for outcome in outcomes:
-            if outcome.sequence in self._frames:
-                self._frames[outcome.sequence][1].append(outcome)
-
-    def take(self, frame: FrameRef) -> Answer:
-        """The answer of a frame that is done, which is forgotten."""
-        return self._answer(frame, *self._frames.pop(frame))
-
-    def drop(self, frame: FrameRef) -> None:
-        """Forget a frame that left without an answer."""
-        self._frames.pop(frame, None)
 
 
 class PassEngine(Executor[Any]):
@@ -260,44 +206,6 @@ def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
     capacity = served.fixed_rows + options.text_rows + sizes.step_rows
     slots = options.sessions * sizes.program.passes
     return FlowEngine(served, slots, capacity, graphs=options.graphs, row_budget=options.row_budget)
-
-
-class ActionTokens:
-    """How the prompts of a token policy enter passes: their ids as integers, float32 pixels as the payload."""
-
-    components = 1
-    keeps_ids = False
-
-    def __init__(self, policy: TokenPolicy, device: torch.device) -> None:
-        self._policy = policy
-        self.drafting = Drafting(on_device(policy.first_guess, device), on_device(policy.near, device))
-        self._pixel_bytes = 4 * math.prod(policy.pixel_shape)
-
-    @property
-    def network(self) -> TokenNetwork:
-        return self._policy.decoder
-
-    def count(self, rows: int) -> int:
-        return rows - self._policy.fixed_rows
-
-    def payload_bytes(self, rows: int) -> int:  # noqa: ARG002 - any prompt has one image
-        return self._pixel_bytes
-
-    def numbers(self, prompt: PreparedFrame, rows: int) -> Sequence[int]:  # noqa: ARG002
-        return prompt.prompt_ids
-
-    def payload(self, prompt: PreparedFrame) -> Tensor:
-        return prompt.pixel_values
-
-    def prompt_rows(self, rows: Sequence[int], numbers: Sequence[Tensor], payload: Tensor) -> list[Tensor]:
-        pixels = payload.view(torch.float32).view(len(rows), *self._policy.pixel_shape)
-        return self._policy.embed_rows(pixels, numbers)
-
-    def ids(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> list[Tensor]:  # noqa: ARG002
-        raise ValueError("the tokens of these prompts are not kept")
-
-    def positions(self, rows: Sequence[int], numbers: Sequence[Tensor]) -> None:
-        """None: rows rotate by where they are placed."""
 
 
 class PolicyEngine(PassEngine):

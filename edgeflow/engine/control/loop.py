@@ -12,9 +12,10 @@ import numpy as np
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
-from edgeflow.engine.control.engine import Answer, PassEngine
+from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.records import (
+    Answer,
     Begun,
     FrameRecord,
     SessionParameters,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from edgeflow.contract import Pace, Speculation, StageProgram
-from edgeflow.engine.control.engine import Answer, PassEngine
+from edgeflow.engine.control.engine import PassEngine
+from edgeflow.engine.control.records import Answer
 from edgeflow.engine.executor import Ticket
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.scheduler.plan import Frame, FrameRef, Leaving, Outcome

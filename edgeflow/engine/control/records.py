@@ -1,20 +1,21 @@
-"""Records of the control loop: observations, frames in flight, open sessions, and the messages about frames that
-leave.
-"""
+"""Records of the control loop: answers, observations, frames in flight, sessions, messages about frames that leave."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgeflow.contract import Observation, PolicyInputs, StageProgram
 from edgeflow.engine.control.continuity import Continuity, ExecutedRows
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.executor import Stamp
 from edgeflow.ipc.messages import FrameDropped, SubmitFrame
-from edgeflow.scheduler.plan import FrameRef, Leaving
+from edgeflow.scheduler.plan import FrameRef, Leaving, Outcome
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
@@ -167,3 +168,50 @@ def dropped(ref: FrameRef, disposition: Disposition, code: str, reason: str, tex
         reason=reason,
         text=text,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The whole answer to a frame."""
+
+    frame: FrameRef
+    finite: bool
+    """False when a number that it comes from was not finite."""
+    token_ids: tuple[int, ...] = ()
+    """Its K action tokens, of which the first `verified` are; the others are what its last pass gave after
+    wrong drafts.
+    """
+    verified: int = 0
+    values: NDArray[np.float64] | None = None
+    """[M, horizon, A]: M candidates, normalised; None where the answer has tokens."""
+
+
+class AnswerBook:
+    """Collects the answers of frames in flight, pass by pass. Frames that were not begun are ignored.
+
+    answer: makes the answer from a frame, the number of its passes, and their outcomes.
+    """
+
+    def __init__(self, answer: Callable[[FrameRef, int, list[Any]], Answer]) -> None:
+        self._answer = answer
+        self._frames: dict[FrameRef, tuple[int, list[Any]]] = {}
+
+    def __contains__(self, frame: FrameRef) -> bool:
+        return frame in self._frames
+
+    def begin(self, frame: FrameRef, program: StageProgram) -> None:
+        self._frames[frame] = program.passes, []
+
+    def add(self, outcomes: Iterable[Outcome[FrameRef]]) -> None:
+        """Add the outcomes of a pass."""
+        for outcome in outcomes:
+            if outcome.sequence in self._frames:
+                self._frames[outcome.sequence][1].append(outcome)
+
+    def take(self, frame: FrameRef) -> Answer:
+        """The answer of a frame that is done, which is forgotten."""
+        return self._answer(frame, *self._frames.pop(frame))
+
+    def drop(self, frame: FrameRef) -> None:
+        """Forget a frame that left without an answer."""
+        self._frames.pop(frame, None)

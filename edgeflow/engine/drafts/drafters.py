@@ -168,7 +168,7 @@ class EagleDrafter:
             hidden=hidden.index_select(0, last),
             sizes=sizes,
             reach=read.reach,
-            whole=read.whole,
+            whole=read.layout,
             on_host=read.on_host,
         )
         at = torch.arange(sizes.rows - 1, device=slots.device)
@@ -194,7 +194,7 @@ class EagleDrafter:
             sampled_rows=torch.arange(len(offset), device=device),
             samples=lengths,
             places=tuple(map(Span, read.slots.tolist(), read.firsts.tolist(), lengths)) if read.on_host else None,
-        ).sharing(read.whole, "verified rows")
+        ).sharing(read.layout, "verified rows")
         tokens = self._state.ids[slots, places + 1]
         feature = self._head.project(read.features)
         hidden = self._head.forward(feature, self._head.embed(tokens), layout, self.store)

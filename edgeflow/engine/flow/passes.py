@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from edgeflow.engine.buffers import BufferFields
-from edgeflow.engine.executor import PassContract
+from edgeflow.engine.executor import Chunked, PassContract
 from edgeflow.engine.flow.frames import FlowFrame
 from edgeflow.engine.flow.policy import FlowPolicy, PrefixInputs
-from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, lines_of
-from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, PrefixSegment, RowCounts, StepSegment, Whole
+from edgeflow.engine.flow.program import FlowProgram, FlowState, Steps, state_rows_of
+from edgeflow.engine.flow.rows import FlowLayouts, FlowRows, Integers, PrefixSegment, RowCounts, StepSegment
 from edgeflow.engine.flow.shapes import FlowClasses, FlowPassShape
-from edgeflow.engine.one_pass import Chunked
 from edgeflow.kernels.kv.layout import on_device
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 
@@ -55,7 +54,7 @@ class FlowPasses(PassContract):
         self._continues = policy.rtc is not None
         self._layouts = FlowLayouts(sizes, self.stages.kinds, self.stages.capacity)
         self._program = FlowProgram(sizes, self.state, self.stages)
-        self._held: dict[int, _SlotFrame] = {}
+        self._slot_frames: dict[int, _SlotFrame] = {}
         cameras = self._images[0]
         self.classes = FlowClasses(
             self.stages.prefix_rows,
@@ -78,7 +77,7 @@ class FlowPasses(PassContract):
         return FlowPassShape(
             rows=self._layouts.counts(*self._segments(planned)),
             cameras=tuple(len(frame.pixel_values) for frame in frames),
-            guided=any(self._held[segment.slot].guided for segment in stepping),
+            guided=any(self._slot_frames[segment.slot].guided for segment in stepping),
             whole=planned.whole,
         )
 
@@ -95,7 +94,7 @@ class FlowPasses(PassContract):
         stepping = [*steps, *self._idle(shape)[1][len(steps) :]]
         tensors = [torch.from_numpy(self._integers(padded, stepping, shape))]
         if shape.cameras:
-            lines = lines_of(frames, self._sizes)
+            lines = state_rows_of(frames, self._sizes)
             missing = len(shape.cameras) - len(frames)
             tensors += [torch.cat([lines, lines.new_zeros(missing, lines.shape[1])]) if missing else lines]
             tensors += [frame.pixel_values for frame in frames]
@@ -131,9 +130,9 @@ class FlowPasses(PassContract):
     def after(self, planned: Pass[Any]) -> None:
         """Move frames to their next slots."""
         for move in planned.moves:
-            held = self._held[move.source]
+            held = self._slot_frames[move.source]
             self.stages.copy_prefix(move.source, move.target, min(move.length, held.prefix.rows))
-            self._held[move.target] = held
+            self._slot_frames[move.target] = held
         if planned.moves:
             source, target = on_device([[move.source, move.target] for move in planned.moves], self.device).unbind(1)
             self.state.move(source, target)
@@ -168,14 +167,14 @@ class FlowPasses(PassContract):
         if rows > segment.length:
             raise ValueError(f"{segment.sequence} has {rows} rows of a prefix; {segment.length} were planned")
         prefix = PrefixSegment(slot=segment.slot, rows=rows, ids=frame.prompt_ids)
-        self._held[segment.slot] = _SlotFrame(prefix, frame.guidance is not None)
+        self._slot_frames[segment.slot] = _SlotFrame(prefix, frame.guidance is not None)
 
     def _segments(self, planned: Pass[Any]) -> Segments:
         """The rows of a pass, of frames that `_begin` has noted."""
-        begin = [self._held[segment.slot].prefix for segment in planned.prefills]
+        begin = [self._slot_frames[segment.slot].prefix for segment in planned.prefills]
         stepping = planned.prefills if planned.whole else planned.decodes
         return begin, [
-            StepSegment(slot=each.slot, prefix=self._held[each.slot].prefix.rows, step=max(each.stage, 1))
+            StepSegment(slot=each.slot, prefix=self._slot_frames[each.slot].prefix.rows, step=max(each.stage, 1))
             for each in stepping
         ]
 
@@ -195,7 +194,7 @@ class FlowPasses(PassContract):
         pixels = [(torch.float32, (count, *self._images[1:])) for count in shape.cameras]
         return BufferFields(((torch.long, (integers,)), *lines, *pixels))
 
-    def _integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], shape: FlowPassShape) -> Whole:
+    def _integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], shape: FlowPassShape) -> Integers:
         parts = [(begin, []), ([], steps)] if shape.whole else [(begin, steps)]
         return np.concatenate([self._layouts.integers(*part) for part in parts])
 

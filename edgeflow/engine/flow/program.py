@@ -29,7 +29,7 @@ class FlowState:
         self.before_state = sizes.state_numbers - sizes.state
 
     def enter(self, slots: Tensor, lines: Tensor) -> None:
-        """Frames begin in their slots [B]. lines: as in `lines_of`, on the device."""
+        """Frames begin in their slots [B]. lines: as in `state_rows_of`, on the device."""
         self._lines[slots] = lines[:, : self._lines.shape[1]]
 
     def move(self, source: Tensor, target: Tensor) -> None:
@@ -37,7 +37,7 @@ class FlowState:
         self._lines[target] = self._lines[source]
 
 
-def lines_of(frames: Sequence[FlowFrame], sizes: FlowSizes) -> Tensor:
+def state_rows_of(frames: Sequence[FlowFrame], sizes: FlowSizes) -> Tensor:
     """The lines of frames that begin [B, ...], on the host; the robot's state last, whether steps read it or not.
 
     ValueError for noise or a target of another shape.

@@ -16,7 +16,7 @@ from edgeflow.kernels.kv.layout import PackedLayout, Span
 from edgeflow.kernels.kv.visibility import Visibility
 from edgeflow.models.grouped import CROSS, GroupLayout
 
-Whole = NDArray[np.int64]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +90,10 @@ class FlowLayouts:
         self._capacity = capacity
         index = np.arange(sizes.rows)
         starts = np.arange(sizes.candidates)[:, None] * sizes.rows
-        self._offsets: Whole = np.arange(sizes.step_rows)
-        self._turned: Whole = np.tile(index, sizes.candidates)
+        self._offsets: Integers = np.arange(sizes.step_rows)
+        self._rotated: Integers = np.tile(index, sizes.candidates)
         stops = np.where(index < sizes.lead, sizes.lead, index + 1 if sizes.causal else sizes.rows)
-        self._own: Whole = np.stack(np.broadcast_arrays(starts, starts + stops), axis=-1).reshape(-1, 2)
+        self._own: Integers = np.stack(np.broadcast_arrays(starts, starts + stops), axis=-1).reshape(-1, 2)
 
     def of(
         self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment], device: torch.device | None = None
@@ -116,12 +116,12 @@ class FlowLayouts:
         """The number of integers of a pass."""
         return sum(size + size % 2 for size in self._sections(counts))
 
-    def integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> Whole:
+    def integers(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> Integers:
         """The integers of a pass in one array, each section at a multiple of 16 bytes."""
-        parts = [*self._rows(begin, steps), *self._turning(begin, steps), *self._seen(begin, steps)]
-        parts += [_whole([each.slot for each in begin]), _whole([each.slot for each in steps])]
-        parts += [_whole([each.step - 1 for each in steps])]
-        parts += [_whole([*each.ids, *[0] * each.padding]) for each in begin]
+        parts = [*self._rows(begin, steps), *self._rotations(begin, steps), *self._seen(begin, steps)]
+        parts += [_integers([each.slot for each in begin]), _integers([each.slot for each in steps])]
+        parts += [_integers([each.step - 1 for each in steps])]
+        parts += [_integers([*each.ids, *[0] * each.padding]) for each in begin]
         starts = _starts([len(part) for part in parts])
         whole = np.zeros(starts[-1], np.int64)
         for start, part in zip(starts, parts, strict=False):
@@ -139,7 +139,7 @@ class FlowLayouts:
         starts = _starts(sizes)
         views = [integers[start : start + size] for start, size in zip(starts, sizes, strict=False)]
         slot, position, *views = views
-        turning = [views.pop(0)[None] for _ in range(1 + self._cross)]
+        rotations = [views.pop(0)[None] for _ in range(1 + self._cross)]
         ranges = [views.pop(0).view(len(slot), 2, 2) for _ in range(1 + self._cross)]
         each = self._sizes.rows
         joint = PackedLayout(
@@ -147,12 +147,12 @@ class FlowLayouts:
             reach=counts.reach,
             row_slot=slot,
             row_position=position,
-            rope_position=turning[0],
+            rope_position=rotations[0],
             sampled_rows=slot[:0],
             places=None if segments is None else self._spans(*segments),
             visibility=Visibility(ranges[0]),
         )
-        cross = replace(joint, rope_position=turning[1], visibility=Visibility(ranges[1])) if self._cross else None
+        cross = replace(joint, rope_position=rotations[1], visibility=Visibility(ranges[1])) if self._cross else None
         layout = GroupLayout(joint=joint, cross=cross, prefixes=len(counts.prefixes), prefix_rows=sum(counts.prefixes))
         begin, slots, steps, *ids = views
         return FlowRows(layout=layout, begin=begin, slots=slots, steps=steps, ids=tuple(ids), segments=segments)
@@ -166,14 +166,14 @@ class FlowLayouts:
         )
         return [rows, rows, *[rows] * kinds, *[4 * rows] * kinds, begin, counts.steps, counts.steps, *counts.tokens]
 
-    def _rows(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> tuple[Whole, Whole]:
+    def _rows(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> tuple[Integers, Integers]:
         """Slot and position of each row."""
         counts = [each.length for each in begin] + [self._sizes.step_rows] * len(steps)
-        slots = np.repeat(_whole([*(each.slot for each in begin), *(each.slot for each in steps)]), counts)
+        slots = np.repeat(_integers([*(each.slot for each in begin), *(each.slot for each in steps)]), counts)
         positions = [*map(self._places, begin), *(each.prefix + self._offsets for each in steps)]
         return slots, np.concatenate(positions)
 
-    def _places(self, prefix: PrefixSegment) -> Whole:
+    def _places(self, prefix: PrefixSegment) -> Integers:
         """The positions of a prefix's rows: those that only pad it stand before the closing ones."""
         if not prefix.padding:
             return np.arange(prefix.rows)
@@ -181,13 +181,13 @@ class FlowLayouts:
         beyond = np.minimum(prefix.rows + np.arange(prefix.padding), self._capacity - 1)
         return np.concatenate([np.arange(ends), beyond, np.arange(ends, prefix.rows)])
 
-    def _turning(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> list[Whole]:
+    def _rotations(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> list[Integers]:
         """RoPE positions in layers of each kind: a candidate's rows follow the prefix, or begin at 0."""
         prefixes = list(map(self._places, begin))
-        joint = np.concatenate([*prefixes, *(each.prefix + self._turned for each in steps)])
-        return [joint, np.concatenate([*prefixes, np.tile(self._turned, len(steps))])] if self._cross else [joint]
+        joint = np.concatenate([*prefixes, *(each.prefix + self._rotated for each in steps)])
+        return [joint, np.concatenate([*prefixes, np.tile(self._rotated, len(steps))])] if self._cross else [joint]
 
-    def _seen(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> list[Whole]:
+    def _seen(self, begin: Sequence[PrefixSegment], steps: Sequence[StepSegment]) -> list[Integers]:
         """The places that rows see in layers of each kind: [rows, 2, 2], flat."""
         rows, closing = self._sizes.step_rows, self._sizes.closing
         first = sum(each.length for each in begin)
@@ -198,7 +198,7 @@ class FlowLayouts:
             joint[at:end, 0, 1] = prefix.rows - closing
             joint[end - closing : end, 0, 1] = prefix.rows
             at = end
-        prefixes = np.repeat(_whole([each.prefix for each in steps]), rows)
+        prefixes = np.repeat(_integers([each.prefix for each in steps]), rows)
         joint[first:, 0, 1] = prefixes
         found = [joint.copy()] if self._cross else []
         own = joint[first:].reshape(len(steps), rows, 2, 2)
@@ -216,7 +216,7 @@ class FlowLayouts:
         return (*prefixes, *(Span(each.slot, each.prefix + start, rows) for each in steps for start in starts))
 
 
-def _whole(numbers: Sequence[int]) -> Whole:
+def _integers(numbers: Sequence[int]) -> Integers:
     return np.array(numbers, np.int64)
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch import Tensor
+
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.engine.control.offline import DecodedFrame, OfflineRun
+from edgeflow.engine.policy import OnePassPolicy
 from edgeflow.scheduler.pace import pace_of, paces_of, served_pace
 from edgeflow_client.types import Mode
 
@@ -37,3 +40,9 @@ def decode_arrivals(run: OfflineRun, arrivals: Sequence[tuple[int, Any]]) -> lis
     while (launched := run.step()) is not None:
         results += run.collect(launched)
     return results
+
+
+def run_once(policy: OnePassPolicy, frames: Sequence[Any]) -> Tensor:
+    """The answers to frames in one batch, without an executor, as in `OnePassPolicy.run`."""
+    batch = policy.batch(frames, max(map(policy.prompt_tokens, frames)))
+    return policy.run([each.to(policy.device) for each in batch], on_host=policy.device.type == "cpu")

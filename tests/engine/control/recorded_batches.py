@@ -11,8 +11,8 @@ import torch
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.graphs import record_passes
-from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import OnePassPolicy
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.scheduler.session import Shift
 from tests.engine.recorded_graphs import Replays
@@ -29,7 +29,7 @@ def check_batches(policy: OnePassPolicy, frames: Sequence[Any], text_rows: int, 
     engine.graphs.seal()
     warm_up(engine, Shift.ROTATE, lambda *_: None)
     assert engine.graphs.eager_passes == 0
-    alone = np.concatenate([answered(policy, [frame]).numpy() for frame in frames])
+    alone = np.concatenate([run_once(policy, [frame]).numpy() for frame in frames])
     for count in range(1, len(frames) + 1):
         for first in (0, len(frames) - count):
             engine.record.count = engine.graphs.eager_passes = 0

@@ -14,9 +14,9 @@ from edgeflow.engine.control.records import observation_of
 from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.graphs import record_passes
-from edgeflow.engine.one_pass import answered
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession, SessionOpened, SubmitFrame
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
 from edgeflow.worker.calibrate import calibrate
@@ -70,7 +70,7 @@ def frame(session: int, seq: int, *, state: tuple[float, ...] | None = None, tex
 
 def expected(policy: SmallPolicy, message: SubmitFrame, key: str) -> np.ndarray:
     seen = policy.prepare(observation_of(message, INPUTS))
-    return policy.actions(answered(policy, [seen])[0].double().numpy(), key)
+    return policy.actions(run_once(policy, [seen])[0].double().numpy(), key)
 
 
 def test_robots_are_one_batch_and_each_gets_its_chunk():

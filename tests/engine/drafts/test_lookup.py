@@ -55,7 +55,7 @@ def drafted(
         rope=torch.zeros(1, 1, dtype=torch.long),
         form=DraftForm.CHAIN,
         reach=CAPACITY,
-        whole=PackedLayout.of([], CPU),
+        layout=PackedLayout.of([], CPU),
         sampled=True,
         on_host=on_host,
     )
@@ -125,7 +125,7 @@ def test_a_prompt_that_goes_on_has_no_drafts():
         rope=ones[None],
         form=DraftForm.CHAIN,
         reach=CAPACITY,
-        whole=PackedLayout.of([], CPU),
+        layout=PackedLayout.of([], CPU),
         sampled=False,
         on_host=False,
     )

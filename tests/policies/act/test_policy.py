@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 
 from edgeflow.contract import CameraNeed, Image, Observation, PolicyInputs
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.one_pass import answered
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.operator_table import built_in_table
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.act.policy import ACTPolicy
 from edgeflow.policies.act.resnet import map_side
@@ -59,7 +59,7 @@ def observe(policy: ACTPolicy, seed: int) -> Observation:
 
 @torch.inference_mode()
 def run(policy: ACTPolicy, observations: list[Observation]) -> torch.Tensor:
-    return answered(policy, [policy.prepare(each) for each in observations])
+    return run_once(policy, [policy.prepare(each) for each in observations])
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,10 @@ from edgeflow.contract import Image, Observation, StageProgram
 from edgeflow.engine.control.engine import EngineOptions
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.memory import activation_bytes
-from edgeflow.engine.one_pass import TEXT_STEP, answered
+from edgeflow.engine.one_pass import TEXT_STEP
 from edgeflow.engine.policy import Footprint, LoadOptions, OnePassPolicy, Placement
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.policies.openvla.config import load_config
 from edgeflow.policies.openvla_oft.config import OFTSettings
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
@@ -98,7 +99,7 @@ def expected(twin: OFTTwin, given: Observation, images: list[np.ndarray], *, sta
 def test_a_chunk_is_that_of_the_twin(directory: Path, images: int, proprio: int, head: bool):
     policy = load(directory, images=images, proprio=proprio, action_head=head)
     given, pictures = observation(1, INSTRUCTIONS[0], policy.settings.cameras)
-    found = answered(policy, [policy.prepare(given)])
+    found = run_once(policy, [policy.prepare(given)])
     assert found.shape == (1, SIZE.chunk, SIZE.dims) and found.dtype == torch.float32
     wanted = expected(OFTTwin(directory, SIZE), given, pictures, state=proprio > 0, head=head)
     torch.testing.assert_close(found[0], wanted, rtol=0, atol=1e-5)
@@ -111,18 +112,18 @@ def test_a_batch_of_robots_gives_what_each_gives_alone(directory: Path, head: bo
     frames = [
         policy.prepare(observation(seed, text, policy.settings.cameras)[0]) for seed, text in enumerate(INSTRUCTIONS)
     ]
-    alone = torch.cat([answered(policy, [frame]) for frame in frames])
+    alone = torch.cat([run_once(policy, [frame]) for frame in frames])
     assert len({len(frame.prompt_ids) for frame in frames}) > 2
-    torch.testing.assert_close(answered(policy, frames), alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(answered(policy, frames[::-1]).flip(0), alone, rtol=0, atol=1e-5)
-    torch.testing.assert_close(answered(policy, frames[1:2]), alone[1:2], rtol=0, atol=1e-5)
+    torch.testing.assert_close(run_once(policy, frames), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(run_once(policy, frames[::-1]).flip(0), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(run_once(policy, frames[1:2]), alone[1:2], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["reference", "masked", "naive_gather"])
 def test_every_attention_gives_the_same(directory: Path, policy: OpenVLAOFTPolicy, attention: str):
     other = load(directory, built_in_table().forcing(packed_attention=attention))
     frames = [policy.prepare(observation(seed, INSTRUCTIONS[seed], policy.settings.cameras)[0]) for seed in range(2)]
-    torch.testing.assert_close(answered(other, frames), answered(policy, frames), rtol=0, atol=1e-5)
+    torch.testing.assert_close(run_once(other, frames), run_once(policy, frames), rtol=0, atol=1e-5)
 
 
 def test_kv_slots_are_reserved_once_and_never_grow(directory: Path):
@@ -141,7 +142,7 @@ def test_kv_slots_are_reserved_once_and_never_grow(directory: Path):
 def test_nothing_runs_before_slots_are_reserved(directory: Path):
     policy = unprepared(directory)
     with pytest.raises(RuntimeError, match="no KV slots are reserved"):
-        answered(policy, [policy.prepare(observation(1, "go", policy.settings.cameras)[0])])
+        run_once(policy, [policy.prepare(observation(1, "go", policy.settings.cameras)[0])])
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -150,10 +151,10 @@ def test_more_frames_than_slots_run_in_groups(directory: Path, policy: OpenVLAOF
     few = unprepared(directory, action_head=head)
     kv = few.network.reserve(2, few.fixed_rows + TEXT_ROWS)
     frames, sizes, read_out = [few.prepare(each) for each in seen], [], few.network.read_out
-    alone = torch.cat([answered(few, [frame]) for frame in frames])
+    alone = torch.cat([run_once(few, [frame]) for frame in frames])
     kept = lambda batch, *given, **options: sizes.append(len(batch[0])) or read_out(batch, *given, **options)  # noqa: E731
     monkeypatch.setattr(few.network, "read_out", kept)
-    torch.testing.assert_close(answered(few, frames), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(run_once(few, frames), alone, rtol=0, atol=1e-5)
     assert sizes == [2, 2, 1] and few.network.reserve(2, few.fixed_rows) is kv
 
 
@@ -194,9 +195,9 @@ def test_an_image_that_is_too_long_for_the_device_joins_the_others_there(directo
 def test_bfloat16_computes_in_it_and_answers_in_float32(directory: Path, policy: OpenVLAOFTPolicy):
     other = load(directory, dtype=torch.bfloat16)
     given, _ = observation(5, "go", policy.settings.cameras)
-    found = answered(other, [other.prepare(given)])
+    found = run_once(other, [other.prepare(given)])
     assert found.dtype == torch.float32 and other.dtype == torch.bfloat16
-    torch.testing.assert_close(found, answered(policy, [policy.prepare(given)]), rtol=0, atol=0.3)
+    torch.testing.assert_close(found, run_once(policy, [policy.prepare(given)]), rtol=0, atol=0.3)
 
 
 def test_rows_are_counted(policy: OpenVLAOFTPolicy):

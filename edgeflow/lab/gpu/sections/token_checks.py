@@ -7,8 +7,9 @@ from itertools import product
 
 import torch
 
-from edgeflow.engine.control.engine import Answer, PolicyEngine
+from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for
+from edgeflow.engine.control.records import Answer
 from edgeflow.engine.control.warmup import Deviations, deviations, nudged
 from edgeflow.engine.graphs import CudaRecord
 from edgeflow.kernels.table.operator_table import OperatorTable, built_in_table

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Image, Observation
-from edgeflow.engine.one_pass import answered
 from edgeflow.engine.placement import operator_table
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.lab.verify.bundle import CASES_FILE, TENSORS_FILE, RecordedCase, read_cases, read_image
 from edgeflow.lab.verify.comparison import CheckResult, Results, Verification, compare, mismatches
+from edgeflow.lab.verify.offline import run_once
 from edgeflow.models.checkpoint import Weights, tensor_shapes_of
 from edgeflow.models.llama import LlamaDecoder
 from edgeflow.policies.openvla.config import OpenVLAConfig, load_config
@@ -364,7 +364,7 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
         alike = [each for each in subjects if each.policy is policy]
         longest = max(len(each.frame.prompt_ids) for each in alike)
         policy.network.reserve(len(alike), policy.fixed_rows + longest)
-        chunks = answered(policy, [each.frame for each in alike]).cpu()
+        chunks = run_once(policy, [each.frame for each in alike]).cpu()
         found |= {each.case.name: chunk for each, chunk in zip(alike, chunks, strict=True)}
     return found
 
@@ -372,7 +372,7 @@ def _together(subjects: list[_Subject]) -> dict[str, Tensor]:
 def _check_answer(subject: _Subject, together: Tensor) -> Iterator[CheckResult]:
     """Compare the chunk, of the frame by itself and with others."""
     case, policy = subject.case, subject.policy
-    (alone,) = answered(policy, [subject.frame]).cpu()
+    (alone,) = run_once(policy, [subject.frame]).cpu()
     found = torch.stack([alone, together])
     yield from subject.checked("normalised actions", "out.actions_normalized", found)
     actions = torch.from_numpy(subject.action.unnormalised(found.double().numpy()))

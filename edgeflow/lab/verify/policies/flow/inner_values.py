@@ -55,7 +55,7 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
     state = frame.state.to(device)[None]
     (embeddings,) = network.embed_prefix([frame.pixel_values.to(device)], begin.ids, state)
     kv = decoder.kv_slots(1, rounded_capacity(length + sizes.rows))
-    hidden, _ = decoder.run(embeddings.clone(), embeddings[:0], begin.layout, kv, None, whole=True)
+    hidden, _ = decoder.run(embeddings.clone(), embeddings[:0], begin.layout, kv, None, norm_prefix=True)
     table = network.time_table(sizes.times.to(device))
     of_rows = torch.arange(sizes.steps, device=device)[:, None, None].expand(-1, 1, sizes.horizon)
     embedded = [
