@@ -225,9 +225,8 @@ class FlowPassesAtRandom:
 def test_flow_policies_compile_nothing_after_warm_up(compiled: set[Signature], name: str, graphs: bool, monkeypatch):
     policy = random_flow(name, Placement(dtype=torch.bfloat16, device=META, table=in_triton()))
     nothing_comes_back(monkeypatch)
-    slots, capacity = 3 * policy.sizes.program.passes, policy.fixed_rows + CAPACITY + policy.sizes.step_rows
     options = {"graphs": graphs, "record": lambda program: (lambda: None, program())}
-    engine = FlowEngine(policy, slots, capacity, **options)
+    engine, slots = FlowEngine(policy, 3, CAPACITY, **options), 3 * policy.sizes.program.passes
     record_passes(engine, lambda *_: None, required=True)
     warm_up(engine, Shift.ROTATE, lambda *_: None)
     calibrate(engine)

@@ -172,8 +172,7 @@ def test_captures_hold_nothing_of_the_host(
 def flow(captures: Captures, name: str) -> None:
     """All passes of two robots, guided ones too."""
     policy = random_flow(name, Placement(dtype=torch.bfloat16, device=META, table=on_a_gpu()))
-    slots, capacity = 2 * policy.sizes.program.passes, policy.fixed_rows + 100 + policy.sizes.step_rows
-    engine = FlowEngine(policy, slots, capacity, graphs=True, record=captures)
+    engine = FlowEngine(policy, 2, 100, graphs=True, record=captures)
     engine.record_all(lambda *_: None)
     assert {(shape.whole, shape.guided) for shape in engine.contract.shapes()} == set(product((True, False), repeat=2))
     assert captures.kernels >= {"_attend", "_gate"}

@@ -32,7 +32,7 @@ RUNS = [
 def chunks(shape: Shape, table: OperatorTable, mode: Mode, frames: int) -> np.ndarray:
     policy = TinyFlowPolicy(shape, table=table)
     passes = policy.sizes.program.passes
-    engine = FlowEngine(policy, passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
+    engine = FlowEngine(policy, 1, 6)
     engine.contract.stages.kv.data.fill_(torch.nan)
     run = OfflineRun(engine, Scheduler(limits_for(passes)), [mode])
     return np.stack([each.sampled.values for each in run.decode([random_frames(shape, frames)])[0]])

@@ -157,18 +157,17 @@ class FlowEngine(PassEngine):
     def __init__(
         self,
         policy: FlowPolicy,
-        slots: int,
-        capacity: int,
+        sessions: int,
+        text_rows: int,
         *,
         graphs: bool = False,
         record: Record | None = None,
         **options: int,
     ) -> None:
-        contract = FlowPasses(policy, slots, capacity, graphs=graphs, **options)
+        contract = FlowPasses(policy, sessions, text_rows, graphs=graphs, **options)
         super().__init__(contract, graphs=graphs, record=record)
         self.policy: FlowPolicy = policy
-        self.sessions = slots // policy.sizes.program.passes
-        self.text_rows = capacity - policy.fixed_rows - policy.sizes.step_rows
+        self.sessions, self.text_rows = sessions, text_rows
         self.kv_bytes = contract.stages.kv_bytes
 
     def rows(self, prompt: FlowFrame) -> int:
@@ -200,12 +199,9 @@ class FlowEngine(PassEngine):
 
 
 def flow_engine(policy: Policy, options: EngineOptions) -> FlowEngine:
-    """The engine of a flow policy, with a ring of N + 1 slots for each session."""
-    served = cast("FlowPolicy", policy)
-    sizes = served.sizes
-    capacity = served.fixed_rows + options.text_rows + sizes.step_rows
-    slots = options.sessions * sizes.program.passes
-    return FlowEngine(served, slots, capacity, graphs=options.graphs, row_budget=options.row_budget)
+    """The engine of a flow policy."""
+    served, budget = cast("FlowPolicy", policy), options.row_budget
+    return FlowEngine(served, options.sessions, options.text_rows, graphs=options.graphs, row_budget=budget)
 
 
 class PolicyEngine(PassEngine):

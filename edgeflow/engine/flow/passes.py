@@ -35,15 +35,16 @@ class _SlotFrame:
 class FlowPasses(PassContract):
     """Prefixes and steps over KV slots. Flow time is an input of each row, so frames at different steps share a pass.
 
-    slots: whole rings of N + 1. capacity: positions that a frame may use of its slot, prefix and step. graphs: passes
-    are replayed; then one more slot is scratch. row_budget: as in EngineOptions. watch: called with the segments that
-    take a step in a pass, and with their steps; of a whole pass, with none and the last step.
+    sessions: each has a ring of N + 1 slots. text_rows: the most rows of an instruction. graphs: passes are replayed;
+    then one more slot is scratch. row_budget: as in EngineOptions. watch: called with the segments that take a step in
+    a pass, and with their steps; of a whole pass, with none and the last step.
     """
 
     def __init__(
-        self, policy: FlowPolicy, slots: int, capacity: int, *, graphs: bool = False, row_budget: int = 1 << 30
+        self, policy: FlowPolicy, sessions: int, text_rows: int, *, graphs: bool = False, row_budget: int = 1 << 30
     ) -> None:
         sizes = policy.sizes
+        slots, capacity = sessions * sizes.program.passes, policy.fixed_rows + text_rows + sizes.step_rows
         self.watch: Callable[[Sequence[Segment[FrameRef]], Steps], None] | None = None
         self.stages = policy.stages(slots + graphs, capacity)
         self.device, self.reads_places = self.stages.device, self.stages.reads_places
@@ -61,7 +62,7 @@ class FlowPasses(PassContract):
             sizes,
             cameras=cameras,
             tokens=capacity - sizes.step_rows - self.stages.prefix_rows(cameras, 0),
-            sessions=slots // sizes.program.passes,
+            sessions=sessions,
             capacity=self.stages.capacity,
             row_budget=row_budget,
         )

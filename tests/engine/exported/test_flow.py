@@ -33,8 +33,7 @@ def policy(request) -> StaticFlowPolicy:
 
 def make_engine(policy: StaticFlowPolicy, sessions: int = 1) -> FlowEngine:
     """Its state holds NaN wherever nothing was written; slots are zeros, as graphs need them."""
-    passes = policy.sizes.program.passes
-    engine = FlowEngine(policy, sessions * passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
+    engine = FlowEngine(policy, sessions, 6)
     engine.contract.watch = KeptSteps()
     engine.contract.state._lines.fill_(torch.nan)
     return engine

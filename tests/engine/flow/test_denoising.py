@@ -44,9 +44,8 @@ def make_engine(request, policy: TinyFlowPolicy) -> Callable[..., FlowEngine]:
     def make(sessions: int = 1) -> FlowEngine:
         engine = made.get(sessions)
         if engine is None:
-            slots, capacity = sessions * policy.sizes.program.passes, policy.fixed_rows + 6 + policy.sizes.step_rows
             options = {"graphs": request.param, "record": record}
-            engine = made[sessions] = FlowEngine(recorded if request.param else policy, slots, capacity, **options)
+            engine = made[sessions] = FlowEngine(recorded if request.param else policy, sessions, 6, **options)
         engine.contract.watch = KeptSteps()
         engine.contract.stages.kv.data.fill_(torch.nan)
         engine.contract.state._lines.fill_(torch.nan)
@@ -133,7 +132,7 @@ def test_a_clean_row_that_is_not_finite_at_any_step_is_reported(step: int):
 
     policy.network.velocity = velocity
     frame = continuing(random_frames(policy.shape, 3), seed=1)[2]
-    engine = FlowEngine(policy, policy.sizes.program.passes, policy.fixed_rows + 6 + policy.sizes.step_rows)
+    engine = FlowEngine(policy, 1, 6)
     run = OfflineRun(engine, Scheduler(limits_for(policy.sizes.steps + 1)), [Mode.SERIAL])
     assert frame.guidance.clean == 2
     assert not run.decode([[frame]])[0][0].sampled.finite

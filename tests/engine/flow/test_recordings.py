@@ -47,8 +47,7 @@ def replaying(
 ) -> FlowEngine:
     """An engine before its passes are recorded."""
     policy = TinyFlowPolicy(shape, rtc=RTCSettings() if guided else None, table=table)
-    slots, capacity = sessions * policy.sizes.program.passes, policy.fixed_rows + text + policy.sizes.step_rows
-    return FlowEngine(policy, slots, capacity, graphs=True, record=kind or Replays())
+    return FlowEngine(policy, sessions, text, graphs=True, record=kind or Replays())
 
 
 def recorded(engine: FlowEngine) -> FlowEngine:

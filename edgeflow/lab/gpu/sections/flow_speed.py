@@ -60,9 +60,7 @@ def flow_policy_of(shape: FlowShape, setting: SectionSetting) -> FlowPolicy:
 
 def flow_engine_of(policy: FlowPolicy, robots: int, *, graphs: bool = False) -> FlowEngine:
     """An engine with a ring of slots for each robot, with every shape recorded if `graphs`."""
-    sizes = policy.sizes
-    slots, capacity = robots * sizes.program.passes, policy.fixed_rows + sizes.step_rows
-    engine = FlowEngine(policy, slots, capacity, graphs=graphs)
+    engine = FlowEngine(policy, robots, 0, graphs=graphs)
     if engine.graphs is not None:
         engine.record_all(lambda *_: None)
         engine.graphs.seal()

@@ -114,9 +114,7 @@ class Runner:
         key = sizes.steps, rows
         if key not in self._runs:
             alone = NetworkAlone(sizes=sizes, network=self.network, fixed_rows=rows, frame_shape=frame_shape(frames[0]))
-            policy = cast("FlowPolicy", alone)
-            slots, capacity = sizes.program.passes, rows + sizes.step_rows
-            self._runs[key] = FlowEngine(policy, slots, capacity)
+            self._runs[key] = FlowEngine(cast("FlowPolicy", alone), 1, 0)
         return self._runs[key]
 
 
