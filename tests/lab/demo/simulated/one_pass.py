@@ -28,6 +28,17 @@ class OnePassStub:
     def text_rows(self, instruction, state=None):
         return 0
 
+    def prompt_tokens(self, frame):
+        return 0
+
+    def batch(self, frames, tokens):
+        """The frames are kept: they are no tensors."""
+        self._frames = frames
+        return [torch.zeros(len(frames))]
+
+    def run(self, batch, *, on_host):
+        return self.chunks(self._frames)
+
     def actions(self, values, unnorm_key=None):
         return values
 

@@ -38,7 +38,7 @@ class ExpertPolicy(OnePassStub):
         state = np.array(observation.state["observation.state"])
         return np.concatenate([state[:3], multiply(TOOL_DOWN, from_rotvec(state[3:6]))]), state[6]
 
-    def run(self, frames):
+    def chunks(self, frames):
         grasp = flat(self._sim.grasps()[self._sim.task.target])
         return torch.from_numpy(np.stack([expert_chunks(tool, grasp, aperture, ROWS) for tool, aperture in frames]))
 

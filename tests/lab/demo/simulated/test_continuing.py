@@ -51,7 +51,7 @@ class NumberedPolicy(OnePassStub):
     def prepare(self, observation):
         return AnswerInputs(observation.stamp_ns)
 
-    def run(self, frames):
+    def chunks(self, frames):
         return torch.from_numpy(np.stack([self._rows(frame) for frame in frames]))
 
     def _rows(self, frame):
