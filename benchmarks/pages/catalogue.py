@@ -27,6 +27,10 @@ SECTIONS = (
     "scripts/gpu-suite --minutes 7.4 --sections facts ceilings kernels tokens policy flow chat service verify fp8 "
     "long-actions long-context profile"
 )
+FLOW = (
+    "scripts/gpu-suite --minutes 5 --bundles tests/recorded --sections facts ceilings kernels tokens policy flow drafts "
+    "service verify"
+)
 SHOWN = {
     "closed-loop": (
         ("closed-loop-cpu", "success, rate and age of every mode", "closed_loop"),
@@ -117,10 +121,12 @@ SHOWN = {
         ("smolvla-cpu", "SmolVLA beside LeRobot", "smolvla --lerobot-python PYTHON --tokenizer DIR --rounds 3"),
         ("flow-packing-demo-cpu", "two robots sharing passes", "passes.flow_packing --model demo-flow"),
         ("flow-packing-random-cpu", "the same, ten steps", "passes.flow_packing"),
+        ("flow-turns-cpu", "passes beside an earlier commit", "passes.flow_turns OTHER"),
     ),
     "gpu": (
         ("gpu-suite-h200", "kernels, policies, chat on one H200", "scripts/gpu-suite --minutes 6"),
         ("gpu-suite-h200-sections", "fewer sections with more time", SECTIONS),
+        ("gpu-suite-h200-flow", "replayed flow policies, and drafts", FLOW),
     ),
 }
 """by page; commands that are not of edgeflow or scripts are modules of benchmarks"""
