@@ -19,7 +19,7 @@ from edgeflow.engine.shapes import least, multiples
 from edgeflow.scheduler.plan import Pass
 
 BATCHES = (1, 2, 4)
-"""The numbers of frames of passes that are replayed, besides the most of a pass."""
+"""The numbers of frames of passes that are replayed, and 3 where a pass has no more."""
 TEXT_STEP = 64
 """Prompts are padded to a multiple of it, or to the longest, where passes are replayed."""
 
