@@ -28,8 +28,8 @@ SECTIONS = (
     "long-actions long-context profile"
 )
 FLOW = (
-    "scripts/gpu-suite --minutes 5 --bundles tests/recorded --sections facts ceilings kernels tokens policy flow drafts "
-    "service verify"
+    "scripts/gpu-suite --minutes 5 --bundles tests/recorded --sections facts ceilings kernels tokens policy flow "
+    "drafts service verify"
 )
 SHOWN = {
     "closed-loop": (
