@@ -111,16 +111,19 @@ class Weights(Mapping[str, Tensor]):
 
     def take(self, name: str, *shape: int | None) -> Tensor:
         """A tensor of the given shape (None: any length); CheckpointError if it is missing or has another shape."""
-        self.check(name, *shape)
-        return self[name]
+        tensor = self[name]
+        self._check_shape(name, tensor, shape)
+        return tensor
 
     def check(self, name: str, *shape: int | None) -> None:
         """As `take`, without a copy of the tensor."""
-        found = self.stored(name).shape
-        lengths = zip(found, shape, strict=False)
-        if len(found) != len(shape) or any(want not in (None, have) for have, want in lengths):
+        self._check_shape(name, self.stored(name), shape)
+
+    def _check_shape(self, name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
+        lengths = zip(tensor.shape, shape, strict=False)
+        if len(tensor.shape) != len(shape) or any(want not in (None, have) for have, want in lengths):
             wanted = ", ".join("any" if length is None else str(length) for length in shape)
-            raise CheckpointError(f"{self._where}{name} has shape {list(found)}, expected [{wanted}]")
+            raise CheckpointError(f"{self._where}{name} has shape {list(tensor.shape)}, expected [{wanted}]")
 
     def linear(self, name: str, outputs: int, inputs: int) -> Weight:
         """The weight of a projection, in the format that the checkpoint stores; CheckpointError as in `take`."""

@@ -265,7 +265,7 @@ def test_predicted_memory_equals_allocated_memory(tmp_path: Path, bits: int, tie
     write_chat_checkpoint(tmp_path / "source", "qwen2", tie_word_embeddings=tied, **sizes)
     path = tmp_path / "source" if bits == 16 else quantised_copies(tmp_path / "source", tmp_path, "model.", [])[0]
     chosen = choose_weights(ChatConfig(head=head), path, torch.bfloat16, CPU)
-    model = load_chat_model(path, torch.bfloat16, CPU, table=chosen.table, head=chosen.head)
+    model = load_chat_model(path, torch.bfloat16, CPU, table=chosen.table, head=head)
     foretold = weight_bytes("float", path, torch.bfloat16, CPU, head)
     assert allocated(vars(model.decoder)) == pytest.approx(foretold, rel=0.02)
 

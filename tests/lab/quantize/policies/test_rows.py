@@ -45,7 +45,7 @@ def through_the_served_one(source: PolicySource, served: ServedPolicy, rows: Fra
     kv, layouts = decoder.kv_slots(1, rows.longest), FlowLayouts(policy.sizes, decoder.kinds)
     placed = [layouts.of([PrefixSegment(slot=0, rows=len(each))], []).layout for each in frames]
     return [
-        decoder.run(each, each[:0], layout, kv, None, whole=True)[0]
+        decoder.run(each, each[:0], layout, kv, None, norm_prefix=True)[0]
         for each, layout in zip(frames, placed, strict=True)
     ]
 
