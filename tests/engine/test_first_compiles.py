@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -21,7 +21,6 @@ from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.drafts.kinds import DraftKind
 from edgeflow.engine.drafts.verifier import DraftVerifier
 from edgeflow.engine.executor import Ticket
-from edgeflow.engine.flow.frames import FlowFrame, Guidance
 from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.engine.program import PassOutputs, PassProgram
@@ -49,7 +48,8 @@ from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.clock import ManualClock
 from tests.cases import some_by_day
 from tests.engine.chat.tiny_drafts import kind_of
-from tests.engine.flow.random_flow import RandomFlowPolicy, random_flow
+from tests.engine.flow.passes_at_random import FlowPassesAtRandom
+from tests.engine.flow.random_flow import random_flow
 from tests.engine.recorded_graphs import record
 from tests.kernels.compiled_launches import Signature, launches
 from tests.kernels.interpreted_engine import in_triton
@@ -166,56 +166,6 @@ def test_control_compiles_nothing_after_warm_up(compiled: set[Signature], shift:
     for _ in range(100):
         program.run(any_shape(dice, shift, policy))
     assert compiled - warm == set()
-
-
-class FlowPassesAtRandom:
-    """Passes of any frames: prefixes, steps and whole chunks in any number, of any texts, cameras and guidance."""
-
-    def __init__(self, engine: FlowEngine, policy: RandomFlowPolicy, slots: int) -> None:
-        self._engine, self._policy, self._slots, self._dice = engine, policy, slots, random.Random(3)
-        self._frames: dict[FrameRef, FlowFrame] = {}
-
-    def run(self, prefixes: Sequence[int], steps: Sequence[int] = (), *, whole: bool = False) -> None:
-        """prefixes, steps: slots."""
-        sizes, begun = self._policy.sizes, []
-        for slot in prefixes:
-            ref = FrameRef(0, 1, slot)
-            self._frames[ref] = frame = self._frame()
-            rows, passes = self._engine.rows(frame), sizes.program.passes if whole else 1
-            begun.append(Segment(sequence=ref, slot=slot, start=0, length=rows, stage=0, passes=passes))
-        stepping = [
-            Segment(
-                sequence=(ref := FrameRef(0, 1, slot)),
-                slot=slot,
-                start=self._engine.rows(self._frames[ref]),
-                length=sizes.step_rows,
-                stage=self._dice.randint(1, sizes.steps),
-                advances=False,
-            )
-            for slot in steps
-        ]
-        self._engine.launch(Pass(0, (*begun, *stepping)), self._frames)
-
-    def run_any(self, count: int) -> None:
-        self.run(range(self._slots))
-        for _ in range(count):
-            slots = self._dice.sample(range(self._slots), self._slots)
-            prefixes, whole = self._dice.randint(0, 4), self._dice.random() < 0.2
-            steps = self._dice.randint(0 if prefixes else 1, self._slots - prefixes)
-            if whole:
-                self.run(slots[: max(prefixes, 1)], whole=True)
-            else:
-                self.run(slots[:prefixes], slots[prefixes : prefixes + steps])
-
-    def _frame(self) -> FlowFrame:
-        dice, sizes, (frame,) = self._dice, self._policy.sizes, self._policy.shape.frames(1)
-        target = Guidance(target=torch.zeros(sizes.horizon, sizes.dims), weights=torch.zeros(sizes.horizon), most=1.0)
-        return replace(
-            frame,
-            pixel_values=frame.pixel_values[: dice.randint(1, 3)],
-            prompt_ids=(1,) * dice.randint(1, self._engine.text_rows),
-            guidance=target if dice.random() < 0.5 else None,
-        )
 
 
 @pytest.mark.parametrize(
