@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from edgeflow_client.errors import StartError
 from edgeflow_client.types import StateSpec
@@ -60,12 +60,26 @@ class CameraNeed:
     """
 
 
+MOST_HISTORY = 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
     """The inputs that a policy needs, in the order of every observation."""
 
     cameras: tuple[CameraNeed, ...]
     state: tuple[StateSpec, ...] = ()
+    history: int = 1
+    """Observations that an answer needs, the newest included, 1 to MOST_HISTORY."""
+    history_step_ms: float = 0.0
+    """Time between them, as in the training's data; 0 = consecutive ones."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.history <= MOST_HISTORY or not 0 <= self.history_step_ms < float("inf"):
+            raise ValueError(
+                f"a history has 1 to {MOST_HISTORY} observations, at least 0 ms apart; not {self.history}, "
+                f"{self.history_step_ms} ms apart"
+            )
 
     @property
     def numbers(self) -> int:
@@ -97,6 +111,20 @@ class Observation:
     """Vectors by name, in the policy's units."""
     stamp_ns: int = 0
     """Capture time on the robot's clock."""
+    session: int = 0
+    """The session, for policies with state per session; another number after each reset, change of instruction and
+    HOLD.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationWindow:
+    """The newest observation of a session and those before it, each prepared by the policy."""
+
+    frames: tuple[Any, ...]
+    """[PolicyInputs.history], the oldest first. Where a session has fewer, the oldest one is repeated."""
+    gaps_ns: tuple[int, ...]
+    """[history - 1] the time between neighbours, by the robot's stamps; 0 between repeats."""
 
 
 @dataclass(frozen=True, slots=True)

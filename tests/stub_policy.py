@@ -60,6 +60,8 @@ def stub_checkpoint(
     high: float | None = None,
     relative: bool = False,
     unnorm_keys: Sequence[str] = ("action",),
+    history: int = 1,
+    most_sessions: int | None = None,
     table: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write a checkpoint into a folder, which is made; its path.
@@ -67,8 +69,9 @@ def stub_checkpoint(
     cameras: width and height by name; None = any size; by default the robot's first camera, whatever it is. state: by
     name, the size of a vector, or the names of its numbers. actions: the numbers of one, or their names. pass_s,
     load_s: the time of a pass, and of loading. late_every, late_s: every so many passes, one takes the next of these
-    times. looks: False = row i of each answer is i, and no time goes into pixels. low, high: of every number of an
-    action. table: answers [horizon, dims] by `table_key`; without it, and for other images, an answer is
+    times. history: observations whose answers are added up. looks: False = row i of each answer is i, and no time
+    goes into pixels. low, high: of every number of an action. table: answers [horizon, dims] by `table_key`; without
+    it, and for other images, an answer is
     `tests.plugins.edgeflow_stub.answer`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,6 +102,8 @@ def stub_checkpoint(
         "high": high,
         "relative": relative,
         "unnorm_keys": list(unnorm_keys),
+        "history": history,
+        "most_sessions": most_sessions,
     }
     (folder / "config.json").write_text(json.dumps(config))
     answers = {key: np.asarray(rows, np.float64).reshape(horizon, len(names)) for key, rows in (table or {}).items()}

@@ -66,12 +66,12 @@ def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) 
     return max(0, min(most, left // each)) if each else most
 
 
-def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int) -> int:
-    """`wanted` sessions, or (None) as many as fit up to 8; ConfigError with the sum where they do not.
+def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:
+    """`wanted` sessions, or (None) as many as fit up to `most`; ConfigError with the sum where they do not.
 
     A single session, where no number was configured, may use the reserve and chat's part: a robot comes first.
     """
-    fitting = sessions_that_fit(need, free_bytes, wanted or MOST_SESSIONS)
+    fitting = sessions_that_fit(need, free_bytes, wanted or most)
     if wanted is not None and fitting < wanted:
         raise ConfigError(_rejection(wanted, fitting, need, free_bytes))
     if need.kv_bytes(1) + need.frame_bytes > free_bytes:

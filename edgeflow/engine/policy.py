@@ -185,6 +185,8 @@ class Footprint:
     """True when passes can be replayed as CUDA graphs."""
     capacity: int | None = None
     """Positions of a slot where they are fixed; None where they depend on the text."""
+    most_sessions: int | None = None
+    """The most robots that the policy can serve at a time, such as 1 where it keeps a queue itself; None = any."""
 
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""

@@ -93,6 +93,8 @@ class SubmitFrame:
     """If no chunk is in execution: the first frame whose answer may be on its way to the robot; 0 = none. Answered by
     exactly one FrameResult or FrameDropped.
     """
+    rested: bool = False
+    """The first frame after a HOLD, or of an epoch: earlier observations do not count."""
 
     def images(self) -> list[Image]:
         """The images as views of the payload; WorkerError if the payload does not match the sizes."""

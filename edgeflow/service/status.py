@@ -156,6 +156,8 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
             {"name": each.name, "size": each.size, "elements": list(each.elements), "units": list(each.units)}
             for each in worker.inputs.state
         ],
+        "history": worker.inputs.history,
+        "history_step_ms": worker.inputs.history_step_ms or None,
         "horizon": worker.schema.horizon,
         "step_ms": worker.schema.step_ms,
         "control_rate_hz": worker.schema.control_rate_hz or None,

@@ -10,8 +10,9 @@ import torch
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
+from edgeflow.engine.control.history import check_history
 from edgeflow.engine.control.trajectory import Trajectory
-from edgeflow.engine.memory import FIXED_BYTES, KVNeed, choose_sessions, describe, free_bytes
+from edgeflow.engine.memory import FIXED_BYTES, MOST_SESSIONS, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.placement import (
     choose_device,
     choose_dtype,
@@ -76,7 +77,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
     itemsize = 1 if config.weights == "fp8" else dtype.itemsize  # checks the memory before minutes of loading
     weights = footprint.decoder * itemsize + footprint.other * dtype.itemsize + footprint.quantised
-    choose_sessions(config.max_sessions, need, free_bytes(device) - weights)
+    most = _most_sessions(config.max_sessions, family.name, footprint)
+    choose_sessions(config.max_sessions, need, free_bytes(device) - weights, most)
     placement = Placement(
         dtype=dtype,
         device=device,
@@ -87,7 +89,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     policy = published.load(placement)
     _check_policy(config, policy)
     free = free_bytes(device)
-    sessions = choose_sessions(config.max_sessions, need, free)
+    sessions = choose_sessions(config.max_sessions, need, free, most)
     options = EngineOptions(
         sessions=sessions,
         text_rows=config.max_prompt_tokens,
@@ -147,6 +149,16 @@ def kv_need(
     )
 
 
+def _most_sessions(configured: int | None, name: str, footprint: Footprint) -> int:
+    """The most sessions that are reserved where `max_sessions` is not set; ConfigError where it exceeds what the policy
+    can serve.
+    """
+    most = footprint.most_sessions or MOST_SESSIONS
+    if configured is not None and footprint.most_sessions is not None and configured > most:
+        raise ConfigError(f"max_sessions: is {configured}; this policy, of the family {name}, serves at most {most}")
+    return min(most, MOST_SESSIONS)
+
+
 def _check_family(config: ServiceConfig, name: str, footprint: Footprint) -> None:
     """Reject settings that have no effect for this family."""
     if config.graphs == "on" and not footprint.graphs:
@@ -160,6 +172,7 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
     """Reject limits that leave no room for a short instruction, limits on motions that this policy does not have, and
     answers that no client could accept.
     """
+    check_history(policy)
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:
         raise ConfigError(

@@ -118,6 +118,7 @@ def test_the_24_gb_card_serves_openvla_7b_pipelined():
 def test_memory_for_chat_is_kept_free():
     free = 24 * GIB - CONTEXT - WEIGHTS_7B
     assert choose_sessions(None, need_of_7b(chat_bytes=3 * GIB), free) == 3
+    assert choose_sessions(None, need_of_7b(chat_bytes=3 * GIB), free, 2) == 2
     assert choose_sessions(None, need_of_7b(chat_bytes=30 * GIB), free) == 1, "a robot comes first"
     with pytest.raises(ConfigError, match=r"30.0 GiB for chat; .* lower max_prompt_tokens, or choose a smaller chat"):
         choose_sessions(1, need_of_7b(chat_bytes=30 * GIB), free)

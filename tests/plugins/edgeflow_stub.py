@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeflow.contract import PROMPT, CameraNeed, Observation, PolicyInputs, Stage, StageProgram
+from edgeflow.contract import PROMPT, CameraNeed, Observation, ObservationWindow, PolicyInputs, Stage, StageProgram
 from edgeflow.policies.family import ONE_PASS_MODES, Family
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
@@ -53,6 +53,7 @@ class StubPolicy:
         self.inputs = PolicyInputs(
             cameras=tuple(CameraNeed(**each) for each in config["cameras"]),
             state=tuple(StateSpec(**{**each, "elements": tuple(each.get("elements", ()))}) for each in config["state"]),
+            history=config["history"],
         )
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
@@ -73,6 +74,10 @@ class StubPolicy:
         if self.table and (key := hashlib.sha256(next(iter(images.values()))).hexdigest()) in self.table:
             return instruction, self.table[key]
         return instruction, answer(images, state, horizon, dims)
+
+    def joined(self, window: ObservationWindow) -> tuple[str, np.ndarray]:
+        """The newest instruction, and the sum of the answers to the observations by themselves."""
+        return window.frames[-1][0], sum(values for _, values in window.frames)
 
     def prompt_tokens(self, frame: tuple[str, np.ndarray]) -> int:
         return 0
@@ -133,7 +138,8 @@ class PublishedStub:
     def footprint(self, dtype: Any) -> Any:
         from edgeflow.engine.policy import Footprint
 
-        return Footprint(decoder=0, other=0, slots=0, positions=0, row_bytes=0, frame_bytes=1 << 20)
+        most = self.config["most_sessions"]
+        return Footprint(decoder=0, other=0, slots=0, positions=0, row_bytes=0, frame_bytes=1 << 20, most_sessions=most)
 
     def load(self, placement: Any) -> StubPolicy:
         from safetensors.numpy import load_file

@@ -12,8 +12,11 @@ import httpx
 import numpy as np
 import pytest
 
+from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Image, Observation
+from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow_client.actions import Action
+from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 from tests.plugins.edgeflow_stub import BEYOND, NAN, REFUSE, answer
@@ -58,6 +61,31 @@ def test_a_stub_that_ignores_pixels_counts_rows(stub_plugin: None, tmp_path: Pat
     policy = loaded(stub_checkpoint(tmp_path / "stub", actions=2, horizon=3, looks=False), {})
     seen = Observation(images={"camera": Image(1, 1, b"abc")}, instruction="go")
     assert answer_of(policy, seen).tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def build(directory: Path, **config: Any) -> BuiltEngine:
+    return build_engine(ServiceConfig.model_validate({"model": str(directory), "device": "cpu", **config}))
+
+
+def test_a_policy_for_one_robot_takes_no_more(stub_plugin: None, tmp_path: Path):
+    directory = stub_checkpoint(tmp_path / "stub", most_sessions=1)
+    assert build(directory).limits.max_sessions == 1
+    with pytest.raises(ConfigError, match="max_sessions: is 2; this policy, of the family stub, serves at most 1"):
+        build(directory, max_sessions=2)
+
+
+def test_what_a_history_needs_is_checked_before_robots_come(
+    stub_plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = stub_checkpoint(tmp_path / "stub", history=2)
+    assert build(directory).engine.policy.inputs.history == 2
+    policy = type(build(directory).engine.policy)
+    with monkeypatch.context() as changed, pytest.raises(CheckpointError, match=r"StubPolicy .* has no joined"):
+        changed.delattr(policy, "joined")
+        build(directory)
+    monkeypatch.setattr(policy, "begin", lambda self, session: None, raising=False)
+    with pytest.raises(CheckpointError, match="StubPolicy needs both begin"):
+        build(directory)
 
 
 @pytest.mark.night

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeflow.engine.control.history import first_prompts, has_sessions
 from edgeflow.engine.control.records import Answer, AnswerBook
 from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.executor import Executor
@@ -24,7 +25,7 @@ from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.operator_table import OperatorTable
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.session import Shift
-from edgeflow_client.errors import ConfigError, InvalidArgument
+from edgeflow_client.errors import CheckpointError, ConfigError, InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +129,8 @@ class OnePassEngine(PassEngine):
         return self.policy.fixed_rows + self.policy.prompt_tokens(prompt)
 
     def _example(self) -> Any:
-        (observation,) = sample_observations(self.policy.inputs, 1, INSTRUCTION)
-        return self.policy.prepare(observation)
+        with first_prompts(self.policy, list(sample_observations(self.policy.inputs, 1, INSTRUCTION))) as (prompt,):
+            return prompt
 
 
 def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -> OnePassEngine:
@@ -141,6 +142,9 @@ def one_pass_engine(policy: Policy, options: EngineOptions, kv_bytes: int = 0) -
     if missing:
         found = f"policy.family: {type(policy).__name__} has no {' and no '.join(missing)}"
         raise ConfigError(f"{found}, which a policy of one pass needs; see docs/policies/write-your-own.md")
+    if options.graphs and has_sessions(policy):
+        text = f"model: {type(policy).__name__} has state per session, and recordings run a frame more than once"
+        raise CheckpointError(f"{text}: leave graphs=True out of its Footprint")
     served = cast("OnePassPolicy", policy)
     batch = options.batch(policy)
     return OnePassEngine(served, options.sessions, options.text_rows, kv_bytes, batch=batch, graphs=options.graphs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Chunk, Pace
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.engine import PassEngine
+from edgeflow.engine.control.history import SessionHistory, state_of
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.control.records import (
     Answer,
@@ -22,8 +24,6 @@ from edgeflow.engine.control.records import (
     SteadyTokens,
     departed,
     dropped,
-    observation_of,
-    state_of,
 )
 from edgeflow.engine.control.trajectory import Chosen, Trajectory
 from edgeflow.engine.executor import Running
@@ -76,6 +76,7 @@ class ControlLoop:
         self._pacer = pacer
         self._trajectory = trajectory or TrajectoryConfig()
         self._opened: dict[int, SessionParameters] = {}
+        self._sessions = count(1)  # as policies with state per session count them
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._records: dict[FrameRef, FrameRecord] = {}
         self._answers = engine.answers()
@@ -164,6 +165,7 @@ class ControlLoop:
             rtc=message.rtc,
             trajectory=trajectory,
             chunks=Continuity(round(schema.step_ms * 1e6)) if schema.horizon > 1 else None,
+            history=SessionHistory(self._engine.policy, self._sessions),
         )
         self._publish(SessionOpened(message.session, schema))
         return True
@@ -172,13 +174,17 @@ class ControlLoop:
         """Begin a new epoch."""
         self._leave(self._scheduler.reset(message.session, message.epoch))
         opened = self._opened.get(message.session)
-        if opened is not None and opened.chunks is not None:
-            opened.chunks.forget()
+        if opened is not None:
+            opened.history.enter(message.epoch)
+            if opened.chunks is not None:
+                opened.chunks.forget()
 
     def close(self, message: CloseSession) -> None:
         """Free the session's ring."""
         self._leave(self._scheduler.close(message.session))
-        self._opened.pop(message.session, None)
+        opened = self._opened.pop(message.session, None)
+        if opened is not None:
+            opened.history.end()
 
     def change_pace(self, session: int, pace: Pace) -> None:
         """Change the pace from the session's next frame on."""
@@ -187,6 +193,8 @@ class ControlLoop:
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
         """Report frames that newer ones replaced before the loop saw them."""
         for frame in frames:
+            if (opened := self._opened.get(frame.session)) is not None:
+                opened.history.add(frame)
             self._publish(departed(_ref(frame), Leaving.SUPERSEDED))
 
     def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
@@ -200,6 +208,8 @@ class ControlLoop:
         self._waiting[ref] = message
         self._records[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
         opened = self._opened.get(ref.session)
+        if opened is not None:
+            opened.history.add(message)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
         expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0
@@ -280,8 +290,8 @@ class ControlLoop:
         self._publish(dropped(ref, Disposition.REJECTED, error.code, error.reason, error.text))
 
     def _prepare(self, message: SubmitFrame, record: FrameRecord) -> Any:
-        opened, policy = self._opened[message.session], self._engine.policy
-        prompt = policy.prepare(observation_of(message, policy.inputs))
+        opened = self._opened[message.session]
+        prompt = opened.history.prompt(message)
         record.is_continued = False
         if opened.chunks is None:
             return prompt

@@ -1,22 +1,21 @@
-"""Records of the control loop: answers, observations, frames in flight, sessions, messages about frames that leave."""
+"""Records of the control loop: answers, frames in flight, sessions, messages about frames that leave."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.contract import Observation, PolicyInputs, StageProgram
+from edgeflow.contract import StageProgram
 from edgeflow.engine.control.continuity import Continuity, ExecutedRows
+from edgeflow.engine.control.history import SessionHistory
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.executor import Stamp
 from edgeflow.ipc.messages import FrameDropped, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Leaving, Outcome
-from edgeflow_client.errors import WorkerError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
 from edgeflow_client.types import ActionSchema, Disposition
@@ -98,34 +97,13 @@ class SessionParameters:
     trajectory: Trajectory
     chunks: Continuity | None
     """The last chunks sent; None where answers are single actions."""
+    history: SessionHistory
+    """The observations that the policy may need."""
 
     @property
     def needs_previous(self) -> bool:
         """True if an answer depends on the ones before it."""
         return self.chunks is not None and (self.rtc or self.trajectory.has_limits)
-
-
-def observation_of(message: SubmitFrame, inputs: PolicyInputs) -> Observation:
-    """The observation of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    state = state_of(message, inputs)
-    return Observation(
-        images={camera.name: image for camera, image in zip(inputs.cameras, message.images(), strict=True)},
-        state=state,
-        instruction=message.instruction,
-        stamp_ns=message.stamp_ns,
-    )
-
-
-def state_of(message: SubmitFrame, inputs: PolicyInputs) -> dict[str, tuple[float, ...]]:
-    """The state vectors of a frame, by the policy's names; WorkerError unless it has what the policy needs."""
-    images, sizes = len(message.sizes) // 2, [each.size for each in inputs.state]
-    if images != len(inputs.cameras) or len(message.state) != sum(sizes):
-        raise WorkerError(
-            f"a frame has {images} images and {len(message.state)} numbers; "
-            f"the policy needs {len(inputs.cameras)} and {sum(sizes)}"
-        )
-    vectors = zip(inputs.state, accumulate(sizes), strict=True)
-    return {need.name: tuple(message.state[end - need.size : end]) for need, end in vectors}
 
 
 _DEPARTURES = {

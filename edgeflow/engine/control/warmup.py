@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from edgeflow.contract import Observation
 from edgeflow.engine.control.engine import FlowEngine, PassEngine, PolicyEngine
+from edgeflow.engine.control.history import first_prompts
 from edgeflow.engine.control.offline import DecodedFrame, OfflineRun, decode_serially, limits_for, program_of
 from edgeflow.engine.control.samples import brightened, sample_observations, uncounted
 from edgeflow.engine.flow.frames import FlowFrame, Previous
@@ -165,9 +166,15 @@ def warm_up(engine: PassEngine, shift: Shift, progress: Progress, *, rounds: boo
 
 
 def _warm_up_modes(engine: PolicyEngine, shift: Shift, progress: Progress, *, rounds: bool) -> None:
-    """In float32 tokens must be equal. Else logits may differ by as much as rounding does."""
     observations = sample_observations(engine.policy.inputs, engine.policy.K + FRAMES, INSTRUCTION, SIDE)
-    frames: list[PreparedFrame] = [engine.policy.prepare(each) for each in observations]
+    with first_prompts(engine.policy, list(observations)) as frames:
+        _warm_up_frames(engine, frames, shift, progress, rounds=rounds)
+
+
+def _warm_up_frames(
+    engine: PolicyEngine, frames: list[PreparedFrame], shift: Shift, progress: Progress, *, rounds: bool
+) -> None:
+    """In float32 tokens must be equal. Else logits may differ by as much as rounding does."""
     drafts = any(engine.policy.program(key).drafts for key in engine.policy.unnorm_keys)
     shared = [mode for mode in SHARED if drafts or mode is not Mode.SPECULATIVE]
     steps = 1 + len(shared)
@@ -222,11 +229,11 @@ def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rou
         seen: Iterable[Observation], mode: Mode = Mode.SERIAL, *, robots: int = 1, whole: bool = False
     ) -> NDArray[np.float64]:
         scheduler = Scheduler(limits_for(passes, sessions=robots, shift=shift), whole=whole)
-        frames = [policy.prepare(each) for each in seen]
-        if isinstance(engine, FlowEngine):
-            _vary(engine, frames)
-        streams = [frames[robot::robots] for robot in range(robots)]
-        found = OfflineRun(engine, scheduler, [mode] * robots).decode(streams)
+        with first_prompts(policy, list(seen)) as frames:
+            if isinstance(engine, FlowEngine):
+                _vary(engine, frames)
+            streams = [frames[robot::robots] for robot in range(robots)]
+            found = OfflineRun(engine, scheduler, [mode] * robots).decode(streams)
         return np.stack([each.sampled.values for each in chain(*found) if each.sampled.values is not None])
 
     ways: dict[str, Callable[[], NDArray[np.float64]]] = {}

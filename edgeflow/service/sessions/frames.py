@@ -156,6 +156,7 @@ class SessionFrame:
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
             unplayed_from=sent.halted_at + 1 if by_clock and self.frame.playing is None else 0,
+            rested=sent.take_rest(),
         )
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
@@ -279,6 +280,7 @@ class SentChunks:
         self._horizons: dict[int, int] = {}
         self._answered = 0
         self._begun = 0  # the first frame whose answer was sent after the last halt; 0 = none
+        self._rested = False
 
     def answered(self, seq: int) -> None:
         """Record that the worker answered a frame."""
@@ -314,4 +316,9 @@ class SentChunks:
 
     def halt(self, reason: str) -> None:
         """Forbid continuations of the chunks sent so far: the robot holds, or a new epoch begins."""
-        self.halted_at, self._begun, self.halt_reason = self._answered, 0, reason
+        self.halted_at, self._begun, self.halt_reason, self._rested = self._answered, 0, reason, True
+
+    def take_rest(self) -> bool:
+        """True for the first frame after a `halt`."""
+        rested, self._rested = self._rested, False
+        return rested

@@ -10,7 +10,7 @@ import torch
 
 from edgeflow.contract import Observation, Pace
 from edgeflow.engine.control.engine import EngineOptions, OnePassEngine, one_pass_engine
-from edgeflow.engine.control.records import observation_of
+from edgeflow.engine.control.history import observation_of
 from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.graphs import record_passes

@@ -253,6 +253,16 @@ def test_a_robot_that_falls_silent_again_holds_again():
         assert commands(session, silent_ns + period_ns) == [], "once"
 
 
+def test_the_first_frame_after_a_hold_or_a_reset_says_that_the_robot_rested():
+    session = Session(1, REQUEST, SCHEMA, RULES, 0)
+    told = [submit(session, 1).rested, submit(session, 2).rested]
+    session.hold(Reason.ACTION_TOO_OLD)
+    told += [submit(session, 3).rested, submit(session, 4).rested]
+    session.reset()
+    told += [submit(session, 5).rested, submit(session, 6).rested]
+    assert told == [False, False, True, False, True, False]
+
+
 def test_an_answer_that_is_not_taken_gives_way_to_the_next():
     session = Session(1, REQUEST, SCHEMA, RULES, 0)
     first, second = submit(session, 1), submit(session, 2)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Image, Observation
+from edgeflow.engine.control.history import observation_of
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.engine.control.records import observation_of
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
