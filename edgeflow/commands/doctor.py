@@ -114,7 +114,7 @@ def _plugins() -> list[CheckLine]:
     for plugin in plugins().values():
         subject, origins = f"policy {plugin.name}", ", ".join(plugin.origins)
         try:
-            plugin.load()
+            plugin.tried().load()
         except ConfigError as error:
             found = f"{origins}: {error.__cause__!r}" if error.__cause__ else error.text
             findings.append(CheckLine(subject, CheckOutcome.OPTIONAL, found, "fix or remove the distribution"))

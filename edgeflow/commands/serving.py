@@ -158,7 +158,8 @@ class ServicePrinter:
                     f"gRPC {status.grpc_address}, HTTP {status.http_address}",
                     highlight=False,
                 )
-                for name, text in (("", status.memory), ("chat: ", status.chat), ("operators: ", status.operators)):
+                lines = {"": status.memory, "plug-in: ": status.plugin, "chat: ": status.chat}
+                for name, text in {**lines, "operators: ": status.operators}.items():
                     if text:
                         self._console.print(f"  {name}{text}", highlight=False, markup=False)
                 for line in status.clients:

@@ -180,6 +180,10 @@ class WorkerReady:
     """Some tokens are bins of a displacement, so that sessions may set a tolerance or a limit of passes."""
     rtc: bool = False
     """Answers can continue the chunk in execution."""
+    family: str = ""
+    """The family of the policy."""
+    plugin: str = ""
+    """Its plug-in: name, distribution and version; "" for a built-in family."""
     warnings: list[str] = field(default_factory=list)
     """Warnings about the checkpoints, for people."""
 

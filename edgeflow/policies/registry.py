@@ -1,84 +1,29 @@
-"""The families of policies that are served: one line each, and after them the installed plug-ins.
-
-Plug-ins are families that other installed distributions bring, by entry points of the group `edgeflow.policies`. They
-are found by their metadata, and imported when a checkpoint or the configuration needs them. Control imports them too,
-without torch.
-"""
+"""The families of policies that are served: one line each, and after them the installed plug-ins (plugins.py)."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from edgeflow.policies.act.family import ACT
-from edgeflow.policies.family import CheckpointFiles, Family, described_kind
+from edgeflow.policies.family import CheckpointFiles, Family, Settings, described_kind
 from edgeflow.policies.openvla.family import OPENVLA
 from edgeflow.policies.openvla_oft.family import OPENVLA_OFT
 from edgeflow.policies.pi.family import PI0, PI05
+from edgeflow.policies.plugins import GROUP, Plugin
 from edgeflow.policies.smolvla.family import SMOLVLA
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT, SMOLVLA, PI0, PI05)
 """The first that recognises a checkpoint serves it; where none does, the first plug-in by name."""
-GROUP = "edgeflow.policies"
 OURS = "edgeflow-server"
 
 
-@dataclass(frozen=True, slots=True)
-class Plugin:
-    """A family of another distribution, not imported yet."""
-
-    name: str
-    """The name of its entry point, which is the family's."""
-    origins: tuple[str, ...]
-    """The distributions that provide a family of this name, with their versions."""
-    entry: EntryPoint
-    """The entry point with its code."""
-
-    @property
-    def is_ambiguous(self) -> bool:
-        """True when several distributions bring it, so that none of them can be used."""
-        return len(self.origins) > 1
-
-    def load(self) -> Family:
-        """The family; ConfigError, naming the distribution, for one that cannot be used."""
-        if self.is_ambiguous:
-            raise ConfigError(f"policy.family: {self.name} is brought by {' and by '.join(self.origins)}: remove one")
-        without_torch = "torch" not in sys.modules
-        try:
-            found = self.entry.load()
-        except (Exception, SystemExit) as error:  # whatever goes wrong inside it
-            raise self._unusable(error) from error
-        if not isinstance(found, Family) or found.name != self.name:
-            kind = f"a family of the name {found.name}" if isinstance(found, Family) else f"a {type(found).__name__}"
-            raise self._unusable(TypeError(f"{self.entry.value} is {kind}, and no Family of the name {self.name}"))
-        if without_torch and "torch" in sys.modules:
-            raise self._unusable(ImportError("it imports torch, which only its load and prepare may do"))
-        return found
-
-    def recognises(self, files: CheckpointFiles) -> bool:
-        """True for a checkpoint of this family; ConfigError as in `load`."""
-        family = self.load()
-        try:
-            return family.detect(files)
-        except Exception as error:
-            raise self._unusable(error) from error
-
-    def _unusable(self, error: BaseException) -> ConfigError:
-        """The error, without the exception's own text, which may hold anything; `edgeflow doctor` shows the cause."""
-        text = f"policy.family: {self.name} of {self.origins[0]} cannot be used ({type(error).__name__})"
-        unusable = ConfigError(f"{text}; see `edgeflow doctor`")
-        unusable.__cause__ = error
-        return unusable
-
-
 @cache
-def plugins() -> Mapping[str, Plugin]:
+def plugins() -> dict[str, Plugin]:
     """The plug-ins of this environment by name, in its order; searched once per process."""
     entries: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
@@ -88,6 +33,33 @@ def plugins() -> Mapping[str, Plugin]:
         name: Plugin(name, (*own.get(name, ()), *sorted(map(_origin, entries[name]))), entries[name][0])
         for name in sorted(entries)
     }
+
+
+def plugin_of(family: str) -> str:
+    """Name, distribution and version of the plug-in that brings a family; "" for a built-in one."""
+    own = any(each.name == family for each in FAMILIES)
+    return "" if own or family not in plugins() else plugins()[family].origin
+
+
+def try_plugins(directory: Path, configured: str, settings: Settings) -> None:
+    """Try the plug-ins that will be asked about a checkpoint. Those that hang, or end their process, cannot be used
+    from then on.
+
+    configured, settings: of the configuration's section `policy`.
+    """
+    files = CheckpointFiles(read_json(directory / "config.json"))
+    if configured:
+        asked = [configured] if configured in plugins() else []
+    else:
+        asked = [] if any(family.detect(files) for family in FAMILIES) else list(plugins())
+    for name in asked:
+        plugin = plugins()[name]
+        if plugin.is_ambiguous:
+            continue
+        plugins()[name] = tried = plugin.tried(directory, settings, pinned=bool(configured))
+        with contextlib.suppress(ConfigError):
+            if tried.recognises(files):
+                return
 
 
 def family_of(directory: Path, configured: str = "") -> Family:

@@ -15,6 +15,7 @@ from edgeflow import __version__
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
+from edgeflow.policies.registry import plugins
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
@@ -192,6 +193,8 @@ class Service:
             device=ready.device,
             operators=ready.operators,
             memory=ready.memory,
+            plugin=ready.plugin,
+            plugins=tuple(each.origin for each in plugins().values()),
             step="",
             done=0,
             total=0,

@@ -40,6 +40,10 @@ class ServiceStatus:
     """Operators in use besides the built-in ones, in one line."""
     memory: str = ""
     """KV memory of the sessions, and the memory that was free, in one line."""
+    plugin: str = ""
+    """The plug-in that brings the policy's family: name, distribution and version; "" for a built-in one."""
+    plugins: tuple[str, ...] = ()
+    """All installed plug-ins, likewise."""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     """(mode, answers per second, latency in ms) for a single robot at full rate, from measured pass times."""
     horizon: int = 1
@@ -148,6 +152,8 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
     named: false for a camera that is the robot's first one, whatever its name.
     """
     return {
+        "family": worker.family,
+        "plugin": worker.plugin or None,
         "cameras": [
             {"name": each.name, "width": each.width or None, "height": each.height or None, "named": each.named}
             for each in worker.inputs.cameras

@@ -41,6 +41,7 @@ class BuiltEngine:
 
     engine: PassEngine
     limits: SchedulerLimits
+    family: str
     device_name: str
     model_fingerprint: str
     memory: str
@@ -117,6 +118,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     return BuiltEngine(
         engine=engine,
         limits=limits,
+        family=family.name,
         device_name=device_name(device),
         model_fingerprint=fingerprint(path, config.policy.settings),
         memory=memory,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import socket
+import traceback
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from edgeflow.engine.placement import operators_line
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
+from edgeflow.policies.registry import family_of, plugin_of
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
@@ -31,6 +33,8 @@ from edgeflow.worker.chat_link import ChatLink
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import EdgeflowError
+
+SHOWN = 200  # characters of an exception of a plug-in
 
 
 def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:
@@ -42,14 +46,42 @@ def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | 
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))
     link = ChatLink(socket.socket(fileno=handover)) if handover is not None else None
+    settings = None
     try:
-        return _serve(load_config(config, {}), channel, known, link)
+        settings = load_config(config, {})
+        return _serve(settings, channel, known, link)
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
-        with contextlib.suppress(ChannelClosed):
-            channel.send(WorkerFailed(type(error).__name__, error.text))
-        return 2
+        failed = WorkerFailed(type(error).__name__, error.text)
+    except Exception as error:
+        plugin = _plugin(settings)
+        if not plugin:
+            raise
+        traceback.print_exception(error)
+        failed = WorkerFailed("CheckpointError", plugin_fault(plugin, error))
+    with contextlib.suppress(ChannelClosed):
+        channel.send(failed)
+    return 2
+
+
+def _plugin(settings: ServiceConfig | None) -> str:
+    """The plug-in that brings the policy; "" for a built-in family."""
+    if settings is None:
+        return ""
+    try:
+        return plugin_of(family_of(settings.model_path, settings.policy.family).name)
+    except EdgeflowError:
+        return ""
+
+
+def plugin_fault(plugin: str, error: Exception) -> str:
+    """An exception of a plug-in in one line, with the place where it was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    text = "".join(each if each.isprintable() else " " for each in str(error))[:SHOWN]
+    return (
+        f"policy.family: {plugin} failed: {type(error).__name__}: {text} ({Path(place.filename).name}:{place.lineno})"
+    )
 
 
 def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None, link: ChatLink | None) -> int:
@@ -117,5 +149,7 @@ def _ready(
         memory=built.memory,
         bins=any(built.engine.near),
         rtc=policy.rtc is not None,
+        family=built.family,
+        plugin=plugin_of(built.family),
         warnings=[*filter(None, [built.remark]), *(chat.engine.model.remarks if chat else ())],
     )

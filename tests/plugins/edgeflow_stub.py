@@ -25,7 +25,7 @@ from edgeflow.policies.family import ONE_PASS_MODES, Family
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
 
-NAN, BEYOND, REFUSE, HANG, DIE = "answer NaN", "answer beyond the limits", "refuse", "hang", "die"
+NAN, BEYOND, REFUSE, HANG, DIE, RAISE = "answer NaN", "answer beyond the limits", "refuse", "hang", "die", "raise"
 """Instructions that the stub obeys; any other one is an instruction like those of robots."""
 
 
@@ -123,6 +123,8 @@ def obeyed(config: Mapping[str, Any], instruction: str, values: np.ndarray) -> n
         return np.full_like(values, math.nan)
     if instruction == BEYOND:
         return np.full_like(values, config["high"] + 1)
+    if instruction == RAISE:
+        raise KeyError("as the\ninstruction says")
     if instruction == HANG:
         threading.Event().wait()
     if instruction == DIE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -20,7 +21,7 @@ from edgeflow.config.sections import PolicyConfig
 from edgeflow.contract import Image, Observation
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.policies import registry
-from edgeflow.policies.registry import detected, family_of
+from edgeflow.policies.registry import detected, family_of, plugin_of
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import write_checkpoint
@@ -129,6 +130,31 @@ def test_a_broken_plug_in_disturbs_no_other(install: Install, tmp_path: Path, co
     assert (sound.subject, sound.verdict, sound.found) == ("policy sound", CheckOutcome.OK, "robot-sound 2.5")
     assert (broken.subject, broken.verdict) == ("policy other", CheckOutcome.OPTIONAL)
     assert broken.found.startswith(f"robot-other 2.5: {named}(") and broken.advice
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("import os; os._exit(0)", "it ends its process with exit code 0"),
+        ("import os; os.kill(os.getpid(), 9)", "it ends its process by signal 9"),
+        ("import threading; threading.Event().wait()", "no answer within 1.5 s"),
+        (f"{FAMILY}\ndef busy(*_):\n    while True: ...\nnone.__code__ = busy.__code__", "no answer within 1.5 s"),
+    ],
+    ids=["exits", "dies", "hangs", "hangs in check"],
+)
+def test_a_plug_in_that_ends_its_process_or_keeps_it_busy_disturbs_no_other(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, fault: str
+):
+    install(code)
+    install(FAMILY.replace('"other"', '"sound"'), distribution="robot-sound", name="sound")
+    unknown = folder_of(tmp_path / "unknown", type="x", kind="other")
+    with monkeypatch.context() as changed, pytest.raises(ConfigError, match=re.escape(fault)):
+        changed.setattr("edgeflow.policies.plugins.TRIAL_S", 1.5)
+        check_model_directory(unknown, PolicyConfig(family="other"))
+    with contextlib.suppress(CheckpointError):  # a sound one rejects the empty folder for its weights
+        check_model_directory(folder_of(tmp_path / "sound", kind="sound"))
+    assert family_of(tmp_path / "sound").name == "sound"
+    assert plugin_of("sound") == "sound of robot-sound 2.5" and plugin_of("act") == ""
 
 
 def test_a_plug_in_that_fails_on_files_disturbs_no_other(install: Install, tmp_path: Path):

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Image, Observation
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.scheduler.session import Shift
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow_client.actions import Action
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -72,6 +75,18 @@ def test_a_policy_for_one_robot_takes_no_more(stub_plugin: None, tmp_path: Path)
     assert build(directory).limits.max_sessions == 1
     with pytest.raises(ConfigError, match="max_sessions: is 2; this policy, of the family stub, serves at most 1"):
         build(directory, max_sessions=2)
+
+
+def test_an_answer_that_is_not_as_announced_is_found_at_the_start(
+    stub_plugin: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    engine = build(stub_checkpoint(tmp_path / "stub", actions=2, horizon=3)).engine
+    warm_up(engine, Shift.ROTATE, Mock())
+    monkeypatch.setattr(engine.policy, "actions", lambda values, key: values[:2])
+    with pytest.raises(
+        CheckpointError, match=r"of StubPolicy has shape \[2, 2\]; its action_schema announces \[3, 2\]"
+    ):
+        warm_up(engine, Shift.ROTATE, Mock())
 
 
 def test_what_a_history_needs_is_checked_before_robots_come(

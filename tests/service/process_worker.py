@@ -1,4 +1,4 @@
-"""A worker process without torch that does what an instruction says: `hang`, `hang in c`, `stop`, `crash`.
+"""A worker process without torch that does what an instruction says: `hang`, `hang in c`, `stop`, `crash`, `fail`.
 
 At its start `capture` fails as the capture of a pass does.
 """
@@ -57,6 +57,9 @@ def answer(message: Message, channel: BlockingChannel) -> None:
     match message:
         case OpenSession():
             channel.send(SessionOpened(message.session, SCHEMA))
+        case SubmitFrame(instruction="fail"):
+            channel.send(WorkerFailed("CheckpointError", "policy.family: mine failed"))
+            os._exit(2)
         case SubmitFrame():
             obey(message.instruction)
             values = good_values(message)

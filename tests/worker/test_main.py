@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from edgeflow.text.weight_files import INDEX_FILE
 from edgeflow.worker.build import build_engine
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import MAX_HORIZON, ActionSchema
+from tests.plugins.edgeflow_stub import RAISE
+from tests.stub_policy import stub_checkpoint
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 
@@ -70,6 +73,20 @@ def first_after_progress(channel: BlockingChannel):
     while isinstance(message := channel.receive(), WarmupProgress):
         pass
     return message
+
+
+def test_an_exception_of_a_plug_in_is_named_in_one_line(start, tmp_path, stub_plugin: None):
+    directory = stub_checkpoint(tmp_path / "stub")
+    process, channel = start(model=str(directory))
+    ready = first_after_progress(channel)
+    assert (ready.family, ready.plugin) == ("stub", "stub of edgeflow-stub 1.0")
+    channel.send(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key=""))
+    assert isinstance(channel.receive(), SessionOpened)
+    channel.send(SubmitFrame(session=1, epoch=1, seq=1, sizes=[1, 1], instruction=RAISE, payload=b"abc"))
+    failed = channel.receive()
+    assert isinstance(failed, WorkerFailed) and process.wait(timeout=30) == 2
+    wanted = r"policy\.family: stub of edgeflow-stub 1\.0 failed: KeyError: 'as the\\ninstruction says' "
+    assert re.fullmatch(wanted + r"\(edgeflow_stub\.py:\d+\)", failed.text)
 
 
 def test_it_reports_ready_serves_and_exits(start, tmp_path):

@@ -28,7 +28,7 @@ from edgeflow.engine.graphs import Progress
 from edgeflow.engine.policy import INSTRUCTION, OnePassPolicy, PreparedFrame
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.scheduler.session import Shift
-from edgeflow_client.errors import WorkerError
+from edgeflow_client.errors import CheckpointError, WorkerError
 from edgeflow_client.types import Mode
 
 CHUNK_TOLERANCE = 1e-4  # of the largest action, which a sum in another order may move
@@ -249,6 +249,7 @@ def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rou
     progress(Mode.SERIAL.value, 0, 1 + len(ways))
     with engine.eagerly():
         alone = chunks(observations)
+    _check_schemas(policy, alone[0])
     for step, (how, shared) in enumerate(ways.items(), start=1):
         progress(how, step, 1 + len(ways))
         together = shared()
@@ -257,6 +258,18 @@ def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rou
         fault = chunk_objection(alone, together, brighter)
         if fault:
             raise WorkerError(f"the warm-up pass gave other actions {how} than each frame by itself: {fault}")
+
+
+def _check_schemas(policy: OnePassPolicy | FlowPolicy, values: NDArray[np.float64]) -> None:
+    """Raise CheckpointError unless an answer [M, horizon, A] has the actions that the policy's schemas announce."""
+    for key in policy.unnorm_keys:
+        schema, actions = policy.action_schema(key), policy.actions(values[0], key)
+        wanted = (schema.horizon, len(schema.names))
+        if actions.shape != wanted:
+            raise CheckpointError(
+                f"model: an answer of {type(policy).__name__} has shape {list(actions.shape)}; its action_schema "
+                f"announces {list(wanted)}: horizon and numbers of an action"
+            )
 
 
 def _vary(engine: FlowEngine, frames: list[FlowFrame]) -> None:

@@ -11,7 +11,7 @@ from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.sections import PolicyConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
-from edgeflow.policies.registry import family_of
+from edgeflow.policies.registry import family_of, try_plugins
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
 from edgeflow.text.weight_files import find_weights
@@ -68,6 +68,7 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
         raise CheckpointError(f"model: {path} has no config.json: {where_it_is(path, config.name)}")
     _read_object(config)
     asked = policy or PolicyConfig()
+    try_plugins(path, asked.family, asked.settings)
     family_of(path, asked.family).check(path, asked.settings)
     if is_artifact(path):
         open_artifact(path)

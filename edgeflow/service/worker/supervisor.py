@@ -64,6 +64,7 @@ class WorkerLife:
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.warnings: tuple[str, ...] = ()
+        self.failure = ""  # its last words
         self._launch = launch
         self._clock = clock
         self._timing = config.timing
@@ -158,6 +159,7 @@ class WorkerLife:
                 self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns, times.whole_ns))
                 self._settle(message)
             case WorkerFailed():
+                self.failure = message.text
                 self._settle(start_error(message.kind, message.text))
             case _:
                 if isinstance(message, Pong):
@@ -263,7 +265,13 @@ class Supervisor:
             raise
         for text in (*self.warnings, *ready.warnings):
             self._log.event("warning", text=text)
-        self._log.event("worker_ready", device=ready.device, model=ready.model_fingerprint[:12], memory=ready.memory)
+        self._log.event(
+            "worker_ready",
+            device=ready.device,
+            model=ready.model_fingerprint[:12],
+            memory=ready.memory,
+            plugin=ready.plugin,
+        )
         return ready
 
     async def _keep(self) -> None:
@@ -271,8 +279,9 @@ class Supervisor:
             cause = await self._life.watch()
             self._listener.worker_lost(cause)
             ended, stacks = await self._end_lost(self._life, hung=cause == "hung")
-            self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks)
-            if not await self._replace(cause):
+            failure = {"text": self._life.failure} if self._life.failure else {}
+            self._log.event("worker_lost", cause=cause, ended=ended, stacks=stacks, **failure)
+            if not await self._replace(self._life.failure or cause):
                 await asyncio.Event().wait()  # the service ends
 
     async def _end_lost(self, life: WorkerLife, *, hung: bool) -> tuple[str, list[str]]:

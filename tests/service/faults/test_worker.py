@@ -81,16 +81,19 @@ async def test_a_worker_stopped_while_idle_is_noticed_by_its_silence(checkpoint)
         await robot.action(1)
 
 
-async def test_a_crash_leaves_its_stack_in_the_log(checkpoint):
+async def test_a_crash_leaves_its_stack_and_a_failure_its_words_in_the_log(checkpoint):
     launcher = ProcessLauncher(config())
     async with serving(checkpoint, launcher) as served:
         robot = served.robot()
         await robot.open()
         await robot.frame(1, instruction="crash")
         await robot.notice("worker_ready")
-        (lost,) = served.events("worker_lost")
-        assert (lost["cause"], lost["ended"]) == ("eof", "signal SIGSEGV")
-        assert "in obey" in "\n".join(lost["stacks"])
+        await robot.frame(2, instruction="fail")
+        await robot.notice("worker_ready")
+        crashed, failed = served.events("worker_lost")
+        assert (crashed["cause"], crashed["ended"]) == ("eof", "signal SIGSEGV")
+        assert "in obey" in "\n".join(crashed["stacks"]) and "text" not in crashed
+        assert (failed["ended"], failed["text"]) == ("exit code 2", "policy.family: mine failed")
 
 
 def test_silence_counts_only_while_somebody_listens():

@@ -1,0 +1,122 @@
+"""Families that other installed distributions bring, by entry points of the group `edgeflow.policies`.
+
+They are found by their metadata, and imported when a checkpoint or the configuration needs them. Control imports them
+too, without torch. Before that, control tries them in a process of their own, since their code is not ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+from edgeflow.policies.family import CheckpointFiles, Family, Settings
+from edgeflow.text.checkpoint_json import read_json
+from edgeflow_client.errors import ConfigError
+
+GROUP = "edgeflow.policies"
+TRIAL_S = 20.0
+"""The longest that a plug-in may take to be imported and to check a checkpoint."""
+TRIED = 42
+"""The exit code of a trial that came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A family of another distribution, not imported yet."""
+
+    name: str
+    """The name of its entry point, which is the family's."""
+    origins: tuple[str, ...]
+    """The distributions that provide a family of this name, with their versions."""
+    entry: EntryPoint
+    """The entry point with its code."""
+    fault: str = ""
+    """How its trial failed; "" for one that did not fail, or was not tried."""
+
+    @property
+    def origin(self) -> str:
+        """Name, distribution and version, for people."""
+        return f"{self.name} of {self.origins[0]}"
+
+    @property
+    def is_ambiguous(self) -> bool:
+        """True when several distributions bring it, so that none of them can be used."""
+        return len(self.origins) > 1
+
+    def load(self) -> Family:
+        """The family; ConfigError, naming the distribution, for one that cannot be used."""
+        if self.is_ambiguous:
+            raise ConfigError(f"policy.family: {self.name} is brought by {' and by '.join(self.origins)}: remove one")
+        if self.fault:
+            raise self._unusable(RuntimeError(self.fault), self.fault)
+        without_torch = "torch" not in sys.modules
+        try:
+            found = self.entry.load()
+        except (Exception, SystemExit) as error:  # whatever goes wrong inside it
+            raise self._unusable(error) from error
+        if not isinstance(found, Family) or found.name != self.name:
+            kind = f"a family of the name {found.name}" if isinstance(found, Family) else f"a {type(found).__name__}"
+            raise self._unusable(TypeError(f"{self.entry.value} is {kind}, and no Family of the name {self.name}"))
+        if without_torch and "torch" in sys.modules:
+            raise self._unusable(ImportError("it imports torch, which only its load and prepare may do"))
+        return found
+
+    def recognises(self, files: CheckpointFiles) -> bool:
+        """True for a checkpoint of this family; ConfigError as in `load`."""
+        family = self.load()
+        try:
+            return family.detect(files)
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def tried(self, directory: Path | None = None, settings: Settings | None = None, *, pinned: bool = False) -> Plugin:
+        """The plug-in after a trial: it is imported, looks at a checkpoint, and checks it with these settings if it
+        recognises it. All this in a process of its own, which a plug-in may end or keep busy.
+
+        pinned: it need not recognise the checkpoint, as the configuration names it.
+        """
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _try; _try(*sys.argv[1:])"
+        arguments = [self.name, self.entry.value, str(directory or ""), json.dumps([dict(settings or {}), pinned])]
+        silent = subprocess.DEVNULL
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code, *arguments],
+                stdin=silent,
+                stdout=silent,
+                stderr=silent,
+                timeout=TRIAL_S,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return replace(self, fault=f"no answer within {TRIAL_S:g} s")
+        if done == TRIED:
+            return self
+        how = f"with exit code {done}" if done >= 0 else f"by signal {-done}"
+        return replace(self, fault=f"it ends its process {how}")
+
+    def _unusable(self, error: BaseException, why: str = "") -> ConfigError:
+        """The error, without the exception's own text, which may hold anything; `edgeflow doctor` shows the cause."""
+        text = f"policy.family: {self.origin} cannot be used ({why or type(error).__name__})"
+        unusable = ConfigError(f"{text}; see `edgeflow doctor`")
+        unusable.__cause__ = error
+        return unusable
+
+
+def _try(name: str, value: str, directory: str, asked: str) -> None:
+    """The trial of a plug-in, in its process. An exception ends it as well as success: it is raised again where the
+    plug-in is used.
+    """
+    with contextlib.suppress(Exception, SystemExit):
+        plugin = Plugin(name, (name,), EntryPoint(name, value, GROUP))
+        settings, pinned = json.loads(asked)
+        family = plugin.load()
+        path = Path(directory)
+        if directory and (pinned or plugin.recognises(CheckpointFiles(read_json(path / "config.json")))):
+            family.check(path, settings)
+    os._exit(TRIED)
