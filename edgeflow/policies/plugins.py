@@ -1,7 +1,7 @@
 """Families that other installed distributions bring, by entry points of the group `edgeflow.policies`.
 
 They are found by their metadata, and imported when a checkpoint or the configuration needs them. Control imports them
-too, without torch. Before that, control tries them in a process of their own, since their code is not ours.
+too, without torch. Before that, control tries them in a separate process, since their code is not ours.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Plugin:
 
     def tried(self, directory: Path | None = None, settings: Settings | None = None, *, pinned: bool = False) -> Plugin:
         """The plug-in after a trial: it is imported, looks at a checkpoint, and checks it with these settings if it
-        recognises it. All this in a process of its own, which a plug-in may end or keep busy.
+        recognises it. All this in a separate process, which a plug-in may end or keep busy.
 
         pinned: it need not recognise the checkpoint, as the configuration names it.
         """

@@ -64,7 +64,7 @@ class WorkerLife:
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.warnings: tuple[str, ...] = ()
-        self.failure = ""  # its last words
+        self.failure = ""  # its last words; those of a plug-in without any name it
         self._launch = launch
         self._clock = clock
         self._timing = config.timing
@@ -156,6 +156,7 @@ class WorkerLife:
             case WarmupProgress():
                 self._listener.worker_progress(message)
             case WorkerReady(pass_times=times):
+                self.failure = f"the policy is a plug-in: {message.plugin}" if message.plugin else ""
                 self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns, times.whole_ns))
                 self._settle(message)
             case WorkerFailed():
