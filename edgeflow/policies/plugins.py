@@ -1,7 +1,7 @@
 """Families that other installed distributions bring, by entry points of the group `edgeflow.policies`.
 
 They are found by their metadata, and imported when a checkpoint or the configuration needs them. Control imports them
-too, without torch. Before that, control tries them in a separate process, since their code is not ours.
+too, without torch. Before that, control tries them in a separate process, since it is foreign code.
 """
 
 from __future__ import annotations
