@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeflow import __version__
 from edgeflow.commands import chat, serving
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_everyday, add_laboratory
 from edgeflow.openmp import limit_spinning
+from edgeflow.version import __version__
 from edgeflow_client.loadtest.options import LoadtestCommand, loadtest
 from edgeflow_client.loadtest.terminal import open_standard_streams, run
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgeflow_client.errors import StartError
-from edgeflow_client.types import StateSpec
+from edgeflow_client.types import ActionSchema, StateSpec
 
 PassKind = Literal["prefill", "decode", "whole"]
 """Passes whose times change alike: with a prefill, without one, and those in which frames take all of their passes."""
@@ -146,6 +151,11 @@ class Chunk:
         """Values per action."""
         return len(self.values) // self.horizon
 
+    @property
+    def array(self) -> NDArray[np.float64]:
+        """The actions [horizon, dims], a new array."""
+        return np.array(self.values, np.float64).reshape(self.horizon, self.dims)
+
     def row(self, index: int) -> tuple[float, ...]:
         """The action for one moment."""
         return self.values[index * self.dims : (index + 1) * self.dims]
@@ -155,6 +165,28 @@ class Chunk:
         if self.horizon == 1:
             return 0
         return max(0, min(int(age_ms / self.step_ms), self.horizon - 1))
+
+
+LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
+_MOST = sys.float_info.max
+
+
+def within_limits(chunk: Chunk, schema: ActionSchema) -> bool:
+    """True if a chunk has the schema's shape and step and all its values are within the limits; NaN never is."""
+    if (chunk.horizon, chunk.dims, chunk.step_ms) != (schema.horizon, len(schema.low), schema.step_ms):
+        return False
+    bounds = list(map(_bounds, schema.low, schema.high))
+    if chunk.horizon == 1:  # one action needs no array: this is several times faster
+        return all(low <= value <= high for value, (low, high) in zip(chunk.values, bounds, strict=True))
+    lowest, highest = np.array(bounds, np.float64).reshape(-1, 2).T
+    rows = chunk.array
+    return bool(((lowest <= rows) & (rows <= highest)).all())
+
+
+def _bounds(low: float, high: float) -> tuple[float, float]:
+    """The least and the greatest value of a dimension, both finite."""
+    slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
+    return max(low - slack, -_MOST), min(high + slack, _MOST)
 
 
 PROMPT = 0

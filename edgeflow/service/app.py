@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from edgeflow import __version__
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
@@ -37,6 +36,7 @@ from edgeflow.service.status import ServiceStatus, chat_summary, clients_lines, 
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
+from edgeflow.version import __version__
 from edgeflow_client.clock import MonotonicClock
 
 WORKER_STOP_S = 1.0

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgeflow.config.matching import Names, short
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
 from edgeflow.service.host.listen import address_text
-from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.health import HealthState
 from edgeflow_client.types import ActionSchema
 

@@ -37,6 +37,7 @@ ALLOWED = {
         "http.client",
     ): "a service that a person named",
     ("client/edgeflow_client/__init__.py", "importlib.import_module"): "modules of its own table",
+    ("edgeflow/__init__.py", "importlib.import_module"): "modules of its own table",
     ("edgeflow/commands/laboratory.py", "importlib.import_module"): "modules that its own table names",
     ("edgeflow/commands/chat.py", "input"): "the person at the terminal of `edgeflow chat`",
     (

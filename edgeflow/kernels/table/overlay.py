@@ -19,12 +19,12 @@ from typing import Annotated, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
-from edgeflow import __version__
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
 from edgeflow.kernels.table.operator_table import OperatorKey, TableEntry
 from edgeflow.kernels.weights import FLOAT
+from edgeflow.version import __version__
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.files import read_regular
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 from starlette.requests import Request
 
+from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.children.messages import ActDone
@@ -23,7 +24,7 @@ from edgeflow.service.frontends.grpc.codec import ParsedMessage, check_act
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.observation.jpeg import read_jpeg
-from edgeflow.service.observation.requests import Names, matched
+from edgeflow.service.observation.requests import matched
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

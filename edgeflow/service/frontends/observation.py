@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from edgeflow.config.matching import CAMERAS, STATE, Names
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CHANNELS, PolicyInputs
 from edgeflow.service.observation.checks import (
@@ -25,10 +26,7 @@ from edgeflow.service.observation.checks import (
     check_vectors,
 )
 from edgeflow.service.observation.requests import (
-    CAMERAS,
-    STATE,
     CheckedFrame,
-    Names,
     OpenRequest,
     matched,
     narrowed,

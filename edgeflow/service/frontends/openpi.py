@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from edgeflow.config.matching import Names, short
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import PolicyInputs
 from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.frontends.sessions import NoAction, RobotAnswer, RobotConnection, reason_of, rows_of
-from edgeflow.service.observation.requests import Names, short
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.sessions.rates import RollingCount

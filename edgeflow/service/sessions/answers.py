@@ -9,14 +9,11 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
-import numpy as np
-
-from edgeflow.contract import Chunk
+from edgeflow.contract import within_limits
 from edgeflow.ipc.messages import FrameResult
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.service.observation.requests import OpenRequest
@@ -28,26 +25,6 @@ MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multi
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
-LIMIT_TOLERANCE = 1e-6  # of a dimension's range, for rounding
-MOST = sys.float_info.max
-
-
-def within_limits(chunk: Chunk, schema: ActionSchema) -> bool:
-    """True if a chunk has the schema's shape and step and all its values are within the limits; NaN never is."""
-    if (chunk.horizon, chunk.dims, chunk.step_ms) != (schema.horizon, len(schema.low), schema.step_ms):
-        return False
-    bounds = list(map(_bounds, schema.low, schema.high))
-    if chunk.horizon == 1:  # one action needs no array: this is several times faster
-        return all(low <= value <= high for value, (low, high) in zip(chunk.values, bounds, strict=True))
-    lowest, highest = np.array(bounds, np.float64).reshape(-1, 2).T
-    rows = np.array(chunk.values, np.float64).reshape(chunk.horizon, chunk.dims)
-    return bool(((lowest <= rows) & (rows <= highest)).all())
-
-
-def _bounds(low: float, high: float) -> tuple[float, float]:
-    """The least and the greatest value of a dimension, both finite."""
-    slack = LIMIT_TOLERANCE * (high - low) if math.isfinite(high - low) else 0.0
-    return max(low - slack, -MOST), min(high + slack, MOST)
 
 
 def validity_ms(ttl_ms: int, schema: ActionSchema) -> int:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from prometheus_client import Info
 
-from edgeflow import __version__
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.scheduler.pace import pace_text
@@ -25,6 +24,7 @@ from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
+from edgeflow.version import __version__
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
+from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -25,7 +26,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.service.errors import error_of_code, no_worker
 from edgeflow.service.host.spare import start_threads
-from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, check_chunks, matched
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, check_chunks, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
@@ -88,8 +89,7 @@ class ControlPlane:
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
         self._last_number = 0
-        processors = len(os.sched_getaffinity(0)) - 1  # one is the worker's
-        threads = min(config.decode_threads, max(processors, 1))
+        threads = min(config.decode_threads, max(len(os.sched_getaffinity(0)) - 1, 1))  # one is the worker's
         self._decoders = Decoders(threads, config.admission_headroom_percent)
         self.admission = Admission(config, self._decoders)
         self._single_times = FrameTimes(2 * MOST_SINGLES + 1)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from edgeflow.config.matching import Names
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.frontends.observation import ClientObservation, Reader
 from edgeflow.service.observation.checks import check_request
-from edgeflow.service.observation.requests import CheckedFrame, Names, OpenRequest, matched, narrowed
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, matched, narrowed
 from edgeflow_client.errors import InvalidArgument, NotFound, RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import StateSpec

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.config.matching import Names, short
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.observation.requests import Names, OpenRequest, matched, narrowed, short
+from edgeflow.service.observation.requests import OpenRequest, matched, narrowed
 from edgeflow_client.errors import ConfigError, InvalidArgument, RequestError
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 

@@ -8,8 +8,7 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.contract import Chunk
-from edgeflow.service.sessions.answers import LIMIT_TOLERANCE, within_limits
+from edgeflow.contract import LIMIT_TOLERANCE, Chunk, within_limits
 from edgeflow_client.types import ActionSchema
 
 LIMIT = st.one_of(st.floats(-2.0, 2.0), st.sampled_from([-math.inf, math.inf, -sys.float_info.max, sys.float_info.max]))

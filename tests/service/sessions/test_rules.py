@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from edgeflow.contract import Chunk
+from edgeflow.contract import Chunk, within_limits
 from edgeflow.service.observe.health import Health, HealthState
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
-from edgeflow.service.sessions.answers import within_limits
 from edgeflow.service.sessions.frames import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.in_flight import Outbox
 from edgeflow.service.sessions.rates import RollingCount, TokenBucket

@@ -8,6 +8,7 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.config.matching import Names
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
 from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
@@ -20,7 +21,7 @@ from edgeflow.service.frontends.grpc.codec import (
 )
 from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.pixels import crc32c, decode_frame
-from edgeflow.service.observation.requests import Names, OpenRequest, matched
+from edgeflow.service.observation.requests import OpenRequest, matched
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
