@@ -12,14 +12,17 @@ from edgeflow.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from edgeflow.contract import Chunk
-    from edgeflow.in_process.load import load
+    from edgeflow.in_process.chat import LocalChat
+    from edgeflow.in_process.load import load, load_chat
     from edgeflow.in_process.policy import LocalPolicy
 
-__all__ = ["Chunk", "LocalPolicy", "load"]
+__all__ = ["Chunk", "LocalChat", "LocalPolicy", "load", "load_chat"]
 _MODULES = {
     "Chunk": "contract",
+    "LocalChat": "in_process.chat",
     "LocalPolicy": "in_process.policy",
     "load": "in_process.load",
+    "load_chat": "in_process.load",
 }
 
 

@@ -11,6 +11,7 @@ from edgeflow.openmp import limit_spinning
 
 if TYPE_CHECKING:
     from edgeflow.config.service import ServiceConfig
+    from edgeflow.in_process.chat import LocalChat
     from edgeflow.in_process.policy import LocalPolicy
 
 
@@ -27,6 +28,18 @@ def load(model: str | Path, *, config: str | Path | None = None, **settings: Any
     from edgeflow.in_process.policy import LocalPolicy
 
     return LocalPolicy(configured)
+
+
+def load_chat(model: str | Path, *, config: str | Path | None = None, **settings: Any) -> LocalChat:
+    """Load a chat model into this process; typed StartErrors.
+
+    model: a checkpoint directory, a hub id, or an embedded model: demo-chat, demo-logs. config, settings: as in `load`;
+    what chat reads are `device`, `threads`, `graphs` and the section `chat`, as in `chat={"capacity": 4096}`.
+    """
+    configured = _configured("chat.model", model, config, settings)
+    from edgeflow.in_process.chat import LocalChat
+
+    return LocalChat(configured)
 
 
 def _configured(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -16,6 +17,7 @@ from edgeflow.engine.control.samples import sample_observations, uncounted
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.in_process.observation import EncodedObservation, check_observation
 from edgeflow.ipc.messages import (
+    CloseSession,
     FrameDropped,
     FrameResult,
     Message,
@@ -53,6 +55,8 @@ class _LocalRobot:
     seq: int = 0
     stamp_ns: int = 0
     """The stamp of its last frame in this epoch."""
+    instruction: str = ""
+    """The instruction of its last frame."""
 
 
 class LocalPolicy:
@@ -95,7 +99,7 @@ class LocalPolicy:
         `top` is `observation.images.top`. robot: whose observation it is; each robot has its own history.
 
         InvalidArgument names what is missing, unknown or wrong. Internal: the answer is not finite or outside the
-        action limits. A rejected observation leaves no trace.
+        action limits.
         """
         self._check_open()
         checked = self._checked(observation, robot, "observation")
@@ -111,17 +115,20 @@ class LocalPolicy:
         return self._chunks(checked)
 
     def reset(self, robot: Hashable = 0) -> None:
-        """Begin a new episode of a robot: what came before does not matter to its next answer."""
+        """Begin a new episode of a robot: what came before does not matter to its next answer.
+
+        Another instruction does so by itself.
+        """
         self._check_open()
         found = self._robots.get(robot)
         if found is not None:
-            found.epoch += 1
             found.stamp_ns = 0
-            self._worker.inbox.put(ResetSession(found.session, found.epoch))
+            self._new_epoch(found)
 
     def close(self) -> None:
         """Free the model's memory. A closed policy answers no more."""
         if not self._closed:
+            self._leave()
             self._closed = True
             del self._worker, self._built, self._policy
 
@@ -162,7 +169,16 @@ class LocalPolicy:
             (answer,) = self._answers({None: checked}).values()
         if isinstance(answer, FrameResult) and not answer.valid:
             raise CheckpointError("model: its answers are not finite: the checkpoint is damaged; copy it again")
-        self._begin()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Close all sessions."""
+        for each in self._robots.values():
+            self._worker.inbox.put(CloseSession(each.session))
+        self._robots.clear()
+        with torch.no_grad():
+            self._worker.step()
+        self._published.clear()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -213,6 +229,8 @@ class LocalPolicy:
         except RequestError:
             raise
         except BaseException:  # interrupted, or out of memory: passes in flight are lost with the loop
+            with contextlib.suppress(Exception):
+                self._leave()
             self._begin()
             raise
         return {robot: found[robot] for robot in checked}
@@ -233,6 +251,9 @@ class LocalPolicy:
         self._robots[robot] = _LocalRobot(session=session)
 
     def _submit(self, robot: _LocalRobot, checked: EncodedObservation) -> None:
+        if robot.seq and checked.instruction != robot.instruction:
+            self._new_epoch(robot)  # as in a service
+        robot.instruction = checked.instruction
         robot.seq += 1
         robot.stamp_ns = self._clock.now_ns() if checked.stamp_ns is None else checked.stamp_ns
         self._worker.inbox.put(
@@ -247,6 +268,10 @@ class LocalPolicy:
                 stamp_ns=robot.stamp_ns,
             )
         )
+
+    def _new_epoch(self, robot: _LocalRobot) -> None:
+        robot.epoch += 1
+        self._worker.inbox.put(ResetSession(robot.session, robot.epoch))
 
     def _pace(self) -> Pace:
         """How frames are decoded: as in a session that chooses no mode and no age limit."""

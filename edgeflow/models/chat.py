@@ -21,7 +21,7 @@ from edgeflow.models.prompt import PlacedImage, Prompt, mrope_positions
 from edgeflow.models.published import GenerationConfig, read_published
 from edgeflow.models.qwen2_5_vl import ImagePreprocessor, ImageRules, Qwen2_5VisionTower, VisionConfig
 from edgeflow.text.chat_template import ChatTemplate
-from edgeflow.text.tokenizer import TextTokenizer
+from edgeflow.text.tokenizer import Marks, TextTokenizer
 from edgeflow.text.weight_files import find_weights
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 
@@ -134,6 +134,14 @@ class ChatModel:
     def chat_prompt(self, text: str, images: Sequence[NDArray[np.uint8]] = ()) -> Prompt:
         """The prompt of rendered messages. images: RGB [H, W, 3], one per image place in the text."""
         return self.prompt(self.tokenizer.encode(text, special=False), images)
+
+    def messages_prompt(self, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The prompt of messages, in which special tokens are plain text, as the service reads them."""
+        marks = Marks(self.tokenizer.special)
+        text = self.render(marks.hide(list(messages)))
+        if not marks.any:
+            return self.chat_prompt(text)
+        return self.prompt(self.tokenizer.encode_rendered(text, marks))
 
     def text_prompt(self, text: str) -> Prompt:
         """The prompt of a plain text to continue, with the special tokens that the tokenizer puts before a text."""

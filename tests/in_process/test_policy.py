@@ -1,0 +1,162 @@
+"""A policy in the calling process: what it takes, what it rejects, and what its robots have in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeflow
+from edgeflow_client.errors import (
+    ConfigError,
+    EdgeflowError,
+    FailedPrecondition,
+    Internal,
+    InvalidArgument,
+    OutOfRange,
+    ResourceExhausted,
+)
+from tests.plugins.edgeflow_stub import BEYOND, NAN, REFUSE, answer
+from tests.stub_policy import stub_checkpoint, stub_plugin
+
+__all__ = ["stub_plugin"]
+TOP, WRIST = (np.full((12, 16, 3), level, np.uint8) for level in (10, 200))
+JOINTS = np.array([0.1, 0.2, 0.3], np.float64)
+OBSERVATION = {"top": TOP, "wrist": WRIST, "observation.state": JOINTS}
+
+
+@pytest.fixture
+def checkpoint(stub_plugin: None, tmp_path: Path) -> Path:
+    cameras = {"observation.images.top": (16, 12), "wrist": None}
+    return stub_checkpoint(tmp_path / "stub", cameras=cameras, state={"state": 3}, actions=5, high=9.0, low=-1.0)
+
+
+@pytest.fixture
+def policy(checkpoint: Path) -> Iterator[edgeflow.LocalPolicy]:
+    with edgeflow.load(checkpoint, max_sessions=3) as policy:
+        yield policy
+
+
+def test_the_answer_is_the_policys(policy: edgeflow.LocalPolicy):
+    chunk = policy.infer(OBSERVATION)
+    assert isinstance(chunk, edgeflow.Chunk) and policy.schema.horizon == chunk.horizon == 8
+    expected = answer({"top": TOP.tobytes(), "wrist": WRIST.tobytes()}, {"state": JOINTS}, 8, 5)
+    assert chunk.array.shape == (8, 5) and (chunk.array == expected).all()
+    assert (policy.infer({**OBSERVATION, "top": TOP[:, ::-1]}).array == expected).all()  # not contiguous
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"top": None}, "'top' is NoneType; give a camera as uint8 [height, width, 3]"),
+        ({"top": TOP[:4]}, "camera 'top' is 16x4; the policy takes 'observation.images.top' 16x12"),
+        ({"top": TOP.astype(np.float32)}, "images['top']: is float32 [12, 16, 3]; expected is uint8"),
+        ({"top": TOP[:, :, 0]}, "'top' is uint8 [12, 16]; give a camera"),
+        ({"observation.state": [1.0]}, "'observation.state' has 1 numbers; the policy takes 3"),
+        ({"observation.state": [1.0, np.nan, 0.0]}, "nan) at 1; it must be a finite float32"),
+        ({"observation.state": ["a", "b", "c"]}, "must be 3 numbers, got ndarray"),
+        ({"front": TOP, "speed": [1.0]}, "the policy has no 'front', 'speed': the policy needs"),
+        ({"instruction": 5}, "'instruction' must be a text, got int"),
+        ({"stamp_ns": 1.5}, "'stamp_ns' must be an integer"),
+    ],
+)
+def test_a_wrong_observation_is_rejected(policy: edgeflow.LocalPolicy, changes: dict, words: str):
+    with pytest.raises(InvalidArgument) as caught:
+        policy.infer({**OBSERVATION, **changes})
+    assert caught.value.text.startswith("observation: ") and words in caught.value.text
+
+
+def test_a_missing_input_is_named_with_both_lists(policy: edgeflow.LocalPolicy):
+    with pytest.raises(InvalidArgument) as caught:
+        policy.infer({"wrist": WRIST, "front": TOP, "state": JOINTS})
+    text = caught.value.text
+    assert "no camera is the policy's 'observation.images.top': the policy needs" in text
+    assert """'wrist' 16x12, 'front' 16x12; if 'front' is it, configure "cameras":""" in text
+
+
+def test_names_are_mapped_by_the_configuration(checkpoint: Path):
+    with edgeflow.load(checkpoint, cameras={"top": "front"}, **{"state.state": ["a", "b"]}) as policy:
+        observation = {"front": TOP, "wrist": WRIST, "a": JOINTS[:1], "b": JOINTS[1:]}
+        expected = answer({"top": TOP.tobytes(), "wrist": WRIST.tobytes()}, {"state": JOINTS}, 8, 5)
+        assert (policy.infer(observation).array == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("instruction", "kind", "words"),
+    [(NAN, Internal, "not finite"), (BEYOND, Internal, "outside the action limits"), (REFUSE, InvalidArgument, "stub")],
+)
+def test_no_action_is_made_up(policy: edgeflow.LocalPolicy, instruction: str, kind: type[EdgeflowError], words: str):
+    before = policy.infer(OBSERVATION)
+    with pytest.raises(kind, match=words):
+        policy.infer({**OBSERVATION, "instruction": instruction})
+    assert policy.infer(OBSERVATION) == before
+
+
+def test_robots_share_passes_and_nothing_else(policy: edgeflow.LocalPolicy):
+    observations = {name: {**OBSERVATION, "wrist": WRIST - step} for step, name in enumerate(("a", "b", "c"))}
+    before = policy._policy.passes
+    found = policy.infer_many(observations)
+    assert policy._policy.passes == before + 1 and list(found) == list(observations)
+    assert len({chunk.values for chunk in found.values()}) == 3
+    assert found == {name: policy.infer(each, robot=name) for name, each in observations.items()}
+    with pytest.raises(ResourceExhausted, match="all 3 sessions are in use"):
+        policy.infer(OBSERVATION, robot="d")
+    with pytest.raises(InvalidArgument, match=r"^'b': no image came"):
+        policy.infer_many({"a": OBSERVATION, "b": {}})
+
+
+def test_stamps_do_not_go_back_within_an_episode(policy: edgeflow.LocalPolicy):
+    policy.infer({**OBSERVATION, "stamp_ns": np.int64(500)})
+    policy.infer({**OBSERVATION, "stamp_ns": 500})
+    policy.infer({**OBSERVATION, "stamp_ns": 3}, robot=1)
+    with pytest.raises(OutOfRange, match=r"'stamp_ns' 499 is earlier than the one before, 500"):
+        policy.infer({**OBSERVATION, "stamp_ns": 499})
+    policy.reset()
+    policy.infer({**OBSERVATION, "stamp_ns": 499})
+
+
+def test_an_interrupted_pass_leaves_a_policy_that_answers(
+    policy: edgeflow.LocalPolicy, monkeypatch: pytest.MonkeyPatch
+):
+    before = policy.infer(OBSERVATION)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(policy._policy, "run", interrupted)
+        policy.infer(OBSERVATION)
+    assert policy.infer(OBSERVATION) == before
+
+
+def test_settings_are_those_of_the_configuration(checkpoint: Path, tmp_path: Path):
+    file = tmp_path / "service.json"
+    file.write_text('{"policy": {"family": "wrong"}, "trajectory": {"weights": {"roughness": -1}}}')
+    with pytest.raises(ConfigError, match=r"^policy.family: 'wrong'"):
+        edgeflow.load(checkpoint, config=file, trajectory={"weights": {"roughness": 1.0}})
+    with pytest.raises(ConfigError, match=r"^trajectory.weights.roughness: -1"):  # a section is not replaced
+        edgeflow.load(checkpoint, config=file, policy={"family": "stub"}, trajectory={"weights": {"distance": 1.0}})
+    with pytest.raises(ConfigError, match=r"^polcy: unknown key; did you mean policy\?$"):
+        edgeflow.load(checkpoint, polcy={})
+    both = stub_checkpoint(tmp_path / "both", unnorm_keys=("first", "second"))
+    with pytest.raises(ConfigError, match=r"^unnorm_key: choose one of first, second$"):
+        edgeflow.load(both)
+
+
+def test_a_closed_policy_says_so(checkpoint: Path):
+    with edgeflow.load(checkpoint) as policy:
+        pass
+    policy.close()
+    with pytest.raises(FailedPrecondition, match="closed"):
+        policy.infer(OBSERVATION)
+
+
+def test_the_import_is_light():
+    code = "import edgeflow, sys; edgeflow.load, edgeflow.load_chat; print({'torch', 'pydantic'} & sys.modules.keys())"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    with pytest.raises(AttributeError, match="lod"):
+        edgeflow.lod  # noqa: B018
