@@ -14,6 +14,7 @@ from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Chunk, Pace, PolicyInputs, Speculation, StageProgram, within_limits
 from edgeflow.engine.control.samples import sample_observations, uncounted
+from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.policy import INSTRUCTION
 from edgeflow.in_process.observation import EncodedObservation, check_observation
 from edgeflow.ipc.messages import (
@@ -69,11 +70,16 @@ class LocalPolicy:
     def __init__(self, config: ServiceConfig) -> None:
         with torch.no_grad():
             self._built = build_engine(config)
+            record_passes(self._built.engine, _unreported, required=config.graphs == "on")
+        if self._built.engine.graphs is not None:
+            self._built.engine.graphs.seal()
         self._config, self._clock = config, MonotonicClock()
         policy = self._built.engine.policy
         self._policy = policy
         if not config.unnorm_key and len(policy.unnorm_keys) > 1:
             raise ConfigError(f"unnorm_key: choose one of {', '.join(policy.unnorm_keys)}")
+        self._inputs = policy.inputs
+        self._schema = policy.action_schema(config.unnorm_key or None)
         self._names = Names.of(config, policy.inputs)
         self._reads_text = policy.text_rows(INSTRUCTION) > 0
         self._limits = replace(self._built.limits, drain_after_ns=0)  # no frame comes while one is answered
@@ -84,12 +90,12 @@ class LocalPolicy:
     @property
     def inputs(self) -> PolicyInputs:
         """The cameras and state vectors that the policy needs."""
-        return self._policy.inputs
+        return self._inputs
 
     @property
     def schema(self) -> ActionSchema:
         """Names, units and limits of an action's values, and the horizon of a chunk."""
-        return self._policy.action_schema(self._config.unnorm_key or None)
+        return self._schema
 
     def infer(self, observation: Observed, robot: Hashable = 0) -> Chunk:
         """The policy's answer to an observation: `horizon` actions.
@@ -203,7 +209,7 @@ class LocalPolicy:
     def _chunk(self, answer: FrameResult | FrameDropped) -> Chunk:
         if isinstance(answer, FrameDropped):
             raise REQUEST_ERRORS[answer.code](answer.text, reason=answer.reason)
-        if not answer.valid or not within_limits(answer.chunk, self.schema):
+        if not answer.valid or not within_limits(answer.chunk, self._schema):
             kind = "outside the action limits" if answer.valid else "not finite"
             raise Internal(f"the policy's output is {kind}", reason=Reason.POLICY_OUTPUT_INVALID)
         return answer.chunk
@@ -284,3 +290,7 @@ class LocalPolicy:
     @property
     def _program(self) -> StageProgram:
         return self._policy.program(self._config.unnorm_key or None)
+
+
+def _unreported(step: str, done: int, total: int) -> None:
+    """Progress that nobody waits for."""

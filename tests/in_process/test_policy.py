@@ -109,6 +109,29 @@ def test_robots_share_passes_and_nothing_else(policy: edgeflow.LocalPolicy):
         policy.infer_many({"a": OBSERVATION, "b": {}})
 
 
+def test_history_is_of_one_robot_and_one_episode(stub_plugin: None, tmp_path: Path):
+    model = stub_checkpoint(tmp_path / "two", cameras={"wrist": None}, history=2)
+    with edgeflow.load(model) as policy:
+        dark, bright = ({"wrist": picture, "instruction": "go"} for picture in (TOP, WRIST))
+        of_dark, of_bright = (policy.infer(each, robot=each["wrist"].sum()).array / 2 for each in (dark, bright))
+        policy.infer(dark)
+        assert (policy.infer(bright).array == of_dark + of_bright).all()
+        policy.reset()
+        assert (policy.infer(bright).array == 2 * of_bright).all()
+        assert (policy.infer({**dark, "instruction": "stop"}).array == 2 * of_dark).all()
+
+
+def test_a_policy_with_state_sees_the_end_of_each_session(checkpoint: Path):
+    begun, ended = list[int](), list[int]()
+    with edgeflow.load(checkpoint) as policy:
+        policy._policy.begin, policy._policy.end = begun.append, ended.append
+        policy.infer_many({"a": OBSERVATION, "b": OBSERVATION})
+        policy.reset("a")
+        policy.infer(OBSERVATION, robot="a")
+        assert (sorted(begun), ended) == ([1, 2, 3], [1])
+    assert sorted(ended) == [1, 2, 3]
+
+
 def test_stamps_do_not_go_back_within_an_episode(policy: edgeflow.LocalPolicy):
     policy.infer({**OBSERVATION, "stamp_ns": np.int64(500)})
     policy.infer({**OBSERVATION, "stamp_ns": 500})
@@ -151,6 +174,7 @@ def test_a_closed_policy_says_so(checkpoint: Path):
     with edgeflow.load(checkpoint) as policy:
         pass
     policy.close()
+    assert policy.inputs.numbers == 3
     with pytest.raises(FailedPrecondition, match="closed"):
         policy.infer(OBSERVATION)
 
