@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -142,18 +143,23 @@ def test_stamps_do_not_go_back_within_an_episode(policy: edgeflow.LocalPolicy):
     policy.infer({**OBSERVATION, "stamp_ns": 499})
 
 
-def test_an_interrupted_pass_leaves_a_policy_that_answers(
-    policy: edgeflow.LocalPolicy, monkeypatch: pytest.MonkeyPatch
-):
-    before = policy.infer(OBSERVATION)
+def test_an_interrupted_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch):
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 96, 96, 3), np.uint8)
+    first, second = ({"image": picture, "instruction": "grasp the red handle"} for picture in pictures)
+    with edgeflow.load("demo", mode="serial") as policy:
+        expected = policy.infer(second)
+        assert policy.infer(first) != expected
+        steps = count(1)
 
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
+        def step(real: Callable[[], bool] = policy._worker.step) -> bool:
+            if next(steps) == 3:
+                raise KeyboardInterrupt
+            return real()
 
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(policy._policy, "run", interrupted)
-        policy.infer(OBSERVATION)
-    assert policy.infer(OBSERVATION) == before
+        monkeypatch.setattr(policy._worker, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            policy.infer(first)
+        assert policy.infer(second) == expected
 
 
 def test_settings_are_those_of_the_configuration(checkpoint: Path, tmp_path: Path):
