@@ -220,8 +220,11 @@ class Pipeline:
             raise CheckpointError(f"{self.one(first).where}: {first} comes after {second}; served: before it")
 
 
-def read_pipeline(directory: Path, name: str, served: Sequence[str]) -> Pipeline:
-    """Read a pipeline; CheckpointError for a file that is missing and for a step that is not served."""
+def read_pipeline(directory: Path, name: str, served: Sequence[str] | None = None) -> Pipeline:
+    """Read a pipeline; CheckpointError for a file that is missing and for a step that is not served.
+
+    served: names of steps; None: all that LeRobot registers, and none that a file names by its class.
+    """
     if not (directory / name).is_file():
         raise CheckpointError(
             f"{directory} has no {name}: only checkpoints with LeRobot's processor pipelines are served; "
@@ -243,15 +246,18 @@ def read_normalisation(
     step = after.one(UNNORMALISE)  # which knows only one feature, the action, listed or not
     kinds = {ACTION: _kinds(step.object("config")).get("ACTION", IDENTITY)}
     outputs = _affines(directory, step, kinds, {ACTION: (action,)})
-    return Normalisation(_sources(before, tuple(inputs)), affines, outputs.get(ACTION))
+    if RENAME in before.names:
+        before.ordered(RENAME, NORMALISE)
+    return Normalisation(sources_of(before, tuple(inputs)), affines, outputs.get(ACTION))
 
 
-def _known(entry: Fields, served: Sequence[str]) -> str:
+def _known(entry: Fields, served: Sequence[str] | None) -> str:
     key = "registry_name" if "registry_name" in entry else "class"
     stated = entry.text(key)
     step = OLDER_NAMES.get(stated, stated)
-    if key == "class" or step not in served:
-        raise CheckpointError(f"{entry.where}: the step {stated} is not served; served: {', '.join(served)}")
+    if key == "class" or (served is not None and step not in served):
+        names = "steps that LeRobot registers by name" if served is None else ", ".join(served)
+        raise CheckpointError(f"{entry.where}: the step {stated} is not served; served: {names}")
     if step == DEVICE:
         entry.object("config").only("float_dtype", "float32")
     if step in (RELATIVE, ABSOLUTE) and entry.object("config").flag("enabled", False):
@@ -259,12 +265,11 @@ def _known(entry: Fields, served: Sequence[str]) -> str:
     return step
 
 
-def _sources(before: Pipeline, inputs: Sequence[str]) -> dict[str, str]:
-    """The observed name of each input: the renaming, which comes before the normalisation, backwards."""
+def sources_of(before: Pipeline, inputs: Sequence[str]) -> dict[str, str]:
+    """The observed name of each input: the renaming, backwards; CheckpointError for an input of two names or none."""
     if RENAME not in before.names:
         return {name: name for name in inputs}
     entry = before.one(RENAME)
-    before.ordered(RENAME, NORMALISE)
     renamed = entry.object("config").object("rename_map")
     new_names = {old: renamed.text(old) for old in renamed}
     sources = {}

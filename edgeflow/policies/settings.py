@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from edgeflow.policies.family import Settings
+from edgeflow.policies.lerobot import ACTION, STATE
 from edgeflow_client.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -18,6 +19,50 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 """Settings reject unknown keys, other types and numbers that are not finite."""
 REPORTED = 3  # errors of a message
+MOST_RATE = 1000.0  # Hz
+MOST_SEED = (1 << 63) - 1
+
+
+def _rate(value: float) -> float:
+    if not 0 < value <= MOST_RATE:
+        raise ValueError(f"must be above 0 and at most {MOST_RATE:g}")
+    return value
+
+
+class StatedSettings(BaseModel):
+    """What checkpoints of LeRobot's layout lack: the control rate, and what the numbers of actions and state mean."""
+
+    model_config = STRICT
+
+    control_rate_hz: Annotated[float, AfterValidator(_rate)] = Field(
+        description="rate of the actions in the training data"
+    )
+    action_names: list[Name] = Field([], description="names of the numbers of an action; empty = not stated, as below")
+    action_units: list[Name] = Field([], description="units of the numbers of an action")
+    action_low: list[float] = Field([], description="lowest value of each number of an action")
+    action_high: list[float] = Field([], description="highest value of each number of an action")
+    action_relative: list[bool] = Field([], description="per number of an action: true for a displacement")
+    frame: Literal["tool", "base"] = Field("base", description="frame of displacements of the tool")
+    rotation: Literal["rotvec", "euler_xyz"] = Field("euler_xyz", description="form of rotations in an action")
+    state_names: list[Name] = Field([], description="names of the numbers of the state vector")
+    state_units: list[Name] = Field([], description="units of the numbers of the state vector")
+    noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = Field(
+        0, description="seed of the noise that answers start from"
+    )
+
+
+def check_stated(read: StatedSettings, *, action: int, state: int) -> None:
+    """Raise ConfigError for lists of other lengths than the vectors, repeated names and limits without room."""
+    for key in ("action_names", "action_units", "action_low", "action_high", "action_relative"):
+        check_length(key, getattr(read, key), action, ACTION)
+    for key in ("state_names", "state_units"):
+        check_length(key, getattr(read, key), state, STATE)
+    for key in ("action_names", "state_names"):
+        check_unique(key, getattr(read, key))
+    pairs = zip(read.action_low, read.action_high, strict=False)
+    wrong = [(low, high) for low, high in pairs if low >= high]
+    if wrong:
+        raise ConfigError(f"policy.action_high: {wrong[0][1]} is not above action_low, {wrong[0][0]}")
 
 
 def check_length(key: str, entries: Sequence[object], size: int, what: str, *, kind: str = "entries") -> None:

@@ -34,7 +34,7 @@ from edgeflow.policies.lerobot import (
     read_pipeline,
     read_vector,
 )
-from edgeflow.policies.settings import STRICT, Name, check_length, check_unique, validated
+from edgeflow.policies.settings import STRICT, Name, StatedSettings, check_stated, check_unique, validated
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow.text.tokenizer import TOKENIZER_FILE
 from edgeflow.text.weight_files import find_weights
@@ -51,8 +51,6 @@ EMPTY = "observation.images.empty_camera_"
 DEFAULTS_FILE = "edgeflow.json"
 MOST_CANDIDATES = 16
 MOST_GUIDANCE = 100.0
-MOST_RATE = 1000.0  # Hz
-MOST_SEED = (1 << 63) - 1
 MISSING = {
     "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
     'such as "policy": {"control_rate_hz": 30}'
@@ -175,12 +173,6 @@ def _between(low: float, high: float) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _rate(value: float) -> float:
-    if not 0 < value <= MOST_RATE:
-        raise ValueError(f"must be above 0 and at most {MOST_RATE:g}")
-    return value
-
-
 class ChunkingSettings(BaseModel):
     """Real-time chunking: how an answer continues the chunk in execution. By default, answers start anew."""
 
@@ -203,29 +195,12 @@ class ChunkingSettings(BaseModel):
     )
 
 
-class FlowSettings(BaseModel):
-    """Settings of a flow-matching policy that its checkpoint lacks: the control rate, and what its numbers mean."""
+class FlowSettings(StatedSettings):
+    """Settings of a flow-matching policy: what its checkpoint lacks, and how answers are computed."""
 
-    model_config = STRICT
-
-    control_rate_hz: Annotated[float, AfterValidator(_rate)] = Field(
-        description="rate of the actions in the training data"
-    )
-    action_names: list[Name] = Field([], description="names of the numbers of an action; empty = not stated, as below")
-    action_units: list[Name] = Field([], description="units of the numbers of an action")
-    action_low: list[float] = Field([], description="lowest value of each number of an action")
-    action_high: list[float] = Field([], description="highest value of each number of an action")
-    action_relative: list[bool] = Field([], description="per number of an action: true for a displacement")
-    frame: Literal["tool", "base"] = Field("base", description="frame of displacements of the tool")
-    rotation: Literal["rotvec", "euler_xyz"] = Field("euler_xyz", description="form of rotations in an action")
-    state_names: list[Name] = Field([], description="names of the numbers of the state vector")
-    state_units: list[Name] = Field([], description="units of the numbers of the state vector")
     absent_cameras: list[Name] = Field([], description="cameras of the checkpoint that the robot does not have")
     steps: Annotated[int, _between(1, MOST_STEPS)] | None = Field(
         None, description="denoising steps; unset = those of the checkpoint"
-    )
-    noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = Field(
-        0, description="seed of the noise that answers start from"
     )
     candidates: Annotated[int, _between(1, MOST_CANDIDATES)] = Field(
         1, description="chunks that are computed per frame; the best one is sent"
@@ -243,16 +218,8 @@ def read_settings(family: str, directory: Path, given: Settings, config: FlowCon
     """
     stated = read_json(directory / DEFAULTS_FILE, required=False)
     read = validated(family, model, {**stated, **given}, MISSING)
-    for key in ("action_names", "action_units", "action_low", "action_high", "action_relative"):
-        check_length(key, getattr(read, key), config.action, ACTION)
-    for key in ("state_names", "state_units"):
-        check_length(key, getattr(read, key), config.state, STATE)
-    for key in ("action_names", "state_names", "absent_cameras"):
-        check_unique(key, getattr(read, key))
-    pairs = zip(read.action_low, read.action_high, strict=False)
-    wrong = [(low, high) for low, high in pairs if low >= high]
-    if wrong:
-        raise ConfigError(f"policy.action_high: {wrong[0][1]} is not above action_low, {wrong[0][0]}")
+    check_stated(read, action=config.action, state=config.state)
+    check_unique("absent_cameras", read.absent_cameras)
     _check_cameras(read.absent_cameras, [camera.name for camera in config.cameras])
     if read.rtc is not None:
         _check_chunking(read.rtc, config)
