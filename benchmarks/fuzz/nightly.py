@@ -101,6 +101,7 @@ PARTS = (
             NightlyStep("cases", (*PYTEST, "-m", "night"), result=False),
         ),
     ),
+    NightlyPart("lerobot", 20, (NightlyStep("lerobot", ("scripts/lerobot-check",), result=False),)),
     NightlyPart("kernels", 10, (NightlyStep("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     *(
         NightlyPart(suite, 40, (NightlyStep(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))

@@ -30,7 +30,7 @@ def _rate(value: float) -> float:
 
 
 class StatedSettings(BaseModel):
-    """What checkpoints of LeRobot's layout lack: the control rate, and what the numbers of actions and state mean."""
+    """Settings that checkpoints in LeRobot's layout lack: the control rate, and the meaning of actions and state."""
 
     model_config = STRICT
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SECTIONS = {
     "start": "install demo first-robot serve-your-checkpoint in-process choose",
     "robots": "loop-joints loop-tool cameras-and-state chunks latency hold-stop-reset act-http clients tunnels",
-    "policies": "index openvla openvla-oft act smolvla pi write-your-own four-bits static-graphs",
+    "policies": "index openvla openvla-oft act smolvla pi lerobot-any write-your-own four-bits static-graphs",
     "chat": "index api prefixes precision drafts long-context four-bits kv260",
     "operate": "deploy jetson metrics logs load-test tuning security reliability troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",

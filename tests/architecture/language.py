@@ -18,8 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 BASELINE = Path(__file__).with_name("language_baseline.json")
-CODE = ("edgeflow", "client", "benchmarks", "examples", "deploy")
-PAGES = ("*.md", "docs/**/*.md", "edgeflow/**/README.md", "client/*.md", "examples/*.md")
+CODE = ("edgeflow", "client", "benchmarks", "examples", "deploy", "plugins")
+PAGES = ("*.md", "docs/**/*.md", "edgeflow/**/README.md", "client/*.md", "examples/*.md", "plugins/*/*.md")
 GENERATED = ROOT / "client/edgeflow_client/rpc"
 RULES_PAGE = ROOT / "docs/develop/writing.md"
 """It quotes what it advises against."""

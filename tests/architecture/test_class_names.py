@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("edgeflow", "client/edgeflow_client", "benchmarks", "examples", "scripts", "deploy", "tests")
+FOLDERS = ("edgeflow", "client/edgeflow_client", "benchmarks", "examples", "plugins", "scripts", "deploy", "tests")
 CLASS = re.compile(r"^[ \t]*class (\w+)[:(]", re.MULTILINE)
 TWICE = {
     "Arm": "the examples are single files, each to be copied without the other",

@@ -21,6 +21,7 @@ READ = (
     "client/**/*.py",
     "edgeflow/**/*.md",
     "client/*.md",
+    "plugins/*/*",
 )
 INSTALLS = re.compile(r"\b(?:pip3?|pipx|uv)\s+(?:pip\s+)?(?:install|add|download)\b[^\n`|&;]*")
 FROM_INDEX = re.compile(r"""(?<![\w./:\-])edgeflow(?:-\w+)*(?:\[[\w,]+\])?(?=$|[\s'",;=<>~!])""")

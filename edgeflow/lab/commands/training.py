@@ -19,7 +19,7 @@ from edgeflow.lab.commands.options import (
     Embedded,
 )
 from edgeflow.lab.demo.simulated.episodes import Execution
-from edgeflow.policies.flow.config import MOST_SEED
+from edgeflow.policies.settings import MOST_SEED
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import MOST_TOLERANCE_BINS, Mode
 
