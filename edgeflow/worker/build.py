@@ -48,8 +48,8 @@ class BuiltEngine:
     """The memory of its slots, in one line for people."""
     rounds: bool
     """As in `warm_up`."""
-    remark: str = ""
-    """A remark on the files of the checkpoint, shown at the start; "" = none."""
+    remarks: tuple[str, ...] = ()
+    """Remarks on the checkpoint, shown at the start."""
 
 
 def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
@@ -114,7 +114,9 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         drain_after_ns=config.drain_after_ms * 1_000_000,
         shift=options.shift,
     )
-    remark = "" if is_artifact(path) else find_weights(path).remark
+    remarks = ["" if is_artifact(path) else find_weights(path).remark]
+    if (robots := footprint.most_sessions) is not None:
+        remarks.append(f"this policy serves {robots} robot{'s' * (robots > 1)} at a time, as it keeps state of its own")
     return BuiltEngine(
         engine=engine,
         limits=limits,
@@ -123,7 +125,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
         model_fingerprint=fingerprint(path, config.policy.settings),
         memory=memory,
         rounds=config.weights != "float" or footprint.quantised > 0 or footprint.kv_format is not DENSE,
-        remark=remark,
+        remarks=tuple(filter(None, remarks)),
     )
 
 

@@ -151,5 +151,5 @@ def _ready(
         rtc=policy.rtc is not None,
         family=built.family,
         plugin=plugin_of(built.family),
-        warnings=[*filter(None, [built.remark]), *(chat.engine.model.remarks if chat else ())],
+        warnings=[*built.remarks, *(chat.engine.model.remarks if chat else ())],
     )

@@ -72,7 +72,8 @@ def build(directory: Path, **config: Any) -> BuiltEngine:
 
 def test_a_policy_for_one_robot_takes_no_more(stub_plugin: None, tmp_path: Path):
     directory = stub_checkpoint(tmp_path / "stub", most_sessions=1)
-    assert build(directory).limits.max_sessions == 1
+    built = build(directory)
+    assert built.limits.max_sessions == 1 and "serves 1 robot at a time" in built.remarks[0]
     with pytest.raises(ConfigError, match="max_sessions: is 2; this policy, of the family stub, serves at most 1"):
         build(directory, max_sessions=2)
 
