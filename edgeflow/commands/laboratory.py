@@ -37,6 +37,7 @@ COMMANDS = (
         "demo", "robots", "Serve a policy and compare its modes with the simulated robot.", "demo", everyday=True
     ),
     LabCommand("robot", "robots", "Run the simulated robot against a service.", "demo", everyday=True),
+    LabCommand("sim", "simulating", "Run a policy in a gymnasium environment.", "sim", everyday=True),
     LabCommand("verify", "checking", "Compare a checkpoint's outputs with recordings of the original."),
     LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
     LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),

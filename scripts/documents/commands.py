@@ -64,7 +64,8 @@ def page() -> str:
 
 
 def _entry(command: CommandEntry) -> str:
-    arguments = " ".join(each.names[0] for each in command.options if not each.names[0].startswith("-"))
+    given = [each for each in command.options if not each.names[0].startswith("-")]
+    arguments = " ".join(each.names[0] if each.required else f"[{each.names[0]}]" for each in given)
     text = f"### `edgeflow {command.name}`\n\n```text\nedgeflow {command.name} {arguments} [OPTIONS]\n```\n\n"
     text = text.replace("  [", " [")
     paragraphs = inspect.cleandoc(command.text).replace("\b", "").split("\n\n")

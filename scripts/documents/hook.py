@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {
-    "start": "install demo first-robot serve-your-checkpoint in-process choose",
+    "start": "install demo first-robot serve-your-checkpoint in-process simulators choose",
     "robots": "loop-joints loop-tool cameras-and-state chunks latency hold-stop-reset act-http clients tunnels",
     "policies": "index openvla openvla-oft act smolvla pi lerobot-any write-your-own four-bits static-graphs",
     "chat": "index api prefixes precision drafts long-context four-bits kv260",
