@@ -54,7 +54,7 @@ def try_plugins(directory: Path, configured: str, settings: Settings) -> None:
         asked = [] if any(family.detect(files) for family in FAMILIES) else list(plugins())
     for name in asked:
         plugin = plugins()[name]
-        if plugin.is_ambiguous:
+        if plugin.is_ambiguous or plugin.fault:
             continue
         plugins()[name] = tried = plugin.tried(directory, settings, pinned=bool(configured))
         with contextlib.suppress(ConfigError):
