@@ -1,4 +1,4 @@
-"""Tensors that families share: pixels of observations and their way to the device, and the numbers of weights."""
+"""Shared by families: the inputs of observations, pixels on their way to the device, the numbers of weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.contract import Image
+from edgeflow.contract import Image, Observation
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.models.quantization import quantised_bytes
+from edgeflow_client.errors import InvalidArgument
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Tensors by their published names."""
+
+
+def image_of(observation: Observation, name: str, width: int = 0, height: int = 0) -> Image:
+    """The image of a camera; InvalidArgument for a missing one and for another size. width, height: 0 = any."""
+    image = observation.images.get(name)
+    if image is not None and width in (0, image.width) and height in (0, image.height):
+        return image
+    found = "is missing" if image is None else f"has {image.width} x {image.height} pixels"
+    taken = f"; the policy takes {width} x {height}" if width and height else ""
+    raise InvalidArgument(f"{name} {found}{taken}", field="frame.images")
+
+
+def vector_of(vectors: Mapping[str, tuple[float, ...]], name: str, size: int) -> tuple[float, ...]:
+    """A state vector; InvalidArgument for another size and for numbers that are not finite."""
+    values = vectors.get(name, ())
+    if len(values) != size:
+        raise InvalidArgument(f"{name} has {len(values)} numbers; the policy takes {size}", field="frame.state")
+    if not all(map(math.isfinite, values)):
+        raise InvalidArgument(f"{name} has a number that is not finite", field="frame.state")
+    return values
 
 
 def pixels(image: Image) -> NDArray[np.uint8]:

@@ -20,8 +20,7 @@ from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
 from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, Affine, ImageInput, Normalisation, action_schema
-from edgeflow.policies.tensors import unit_range
-from edgeflow_client.errors import InvalidArgument
+from edgeflow.policies.tensors import image_of, unit_range, vector_of
 from edgeflow_client.types import ActionSchema, StateSpec
 
 PREFIX = "model."
@@ -112,7 +111,7 @@ class ACTPolicy:
         return 0
 
     def prepare(self, observation: Observation) -> ACTFrame:
-        """The normalised inputs of a frame; InvalidArgument for one that lacks an input or has it in another size."""
+        """The normalised inputs of a frame; InvalidArgument as in image_of and vector_of."""
         images = [self._image(each, observation) for each in self.config.cameras]
         vectors = [self._vector(name, size, observation) for name, size in self.config.vectors.items()]
         return ACTFrame(tuple(images), tuple(vectors))
@@ -147,22 +146,12 @@ class ACTPolicy:
 
     def _image(self, camera: ImageInput, observation: Observation) -> Tensor:
         """[3, h, w] on the place of normalisation."""
-        image = observation.images.get(self._sources[camera.name])
-        if image is None or (image.width, image.height) != (camera.width, camera.height):
-            found = "is missing" if image is None else f"has {image.width} x {image.height} pixels"
-            raise InvalidArgument(
-                f"{self._sources[camera.name]} {found}; the policy takes {camera.width} x {camera.height}",
-                field="frame.images",
-            )
+        image = image_of(observation, self._sources[camera.name], camera.width, camera.height)
         return self._normalise[camera.name](unit_range(image, self._place))
 
     def _vector(self, name: str, size: int, observation: Observation) -> Tensor:
         """[n] on the place of normalisation."""
-        vector = observation.state.get(self._sources[name], ())
-        if len(vector) != size:
-            raise InvalidArgument(
-                f"{self._sources[name]} has {len(vector)} numbers; the policy takes {size}", field="frame.state"
-            )
+        vector = vector_of(observation.state, self._sources[name], size)
         return self._normalise[name](uploaded(torch.tensor(vector, dtype=torch.float32), self._place))
 
 

@@ -25,7 +25,7 @@ from edgeflow.models.shape import FlowStacks
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
 from edgeflow.policies.flow.network import PrefixedNetwork, lerobot_weights
 from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, action_schema
-from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range
+from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range, vector_of
 from edgeflow.text.tokenizer import TextTokenizer
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema, StateSpec
@@ -304,12 +304,8 @@ class DenoisingPolicy:
 
     def _normalised(self, vectors: Vectors) -> NDArray[np.float32]:
         """The normalised state, without padding."""
-        values, size = vectors.get(self._state, ()), self.config.state
-        if len(values) != size:
-            raise InvalidArgument(
-                f"{self._state} has {len(values)} numbers; the policy takes {size}", field="frame.state"
-            )
-        state, affine = np.asarray(values, np.float32), self._normalisation.inputs.get(STATE)
+        state = np.asarray(vector_of(vectors, self._state, self.config.state), np.float32)
+        affine = self._normalisation.inputs.get(STATE)
         return state if affine is None else affine.normalised(state)
 
     def _noise(self, stamp_ns: int) -> Tensor:

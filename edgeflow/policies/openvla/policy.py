@@ -28,7 +28,7 @@ from edgeflow.policies.openvla.network import OpenVLAVision
 from edgeflow.policies.openvla.preprocess import EitherPreprocessor
 from edgeflow.policies.openvla.tokens import ActionDecoder, Prompter
 from edgeflow.policies.tensors import WeightNumbers, pixels
-from edgeflow_client.errors import CheckpointError
+from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema
 
 PROMPTS = 64  # instructions whose ids are kept
@@ -74,6 +74,8 @@ class OpenVLAFrames:
         return len(self.prompt_ids(instruction))
 
     def prepare(self, observation: Observation) -> PreparedFrame:
+        if len(observation.images) != 1:
+            raise InvalidArgument(f"has {len(observation.images)} images; the policy takes one", field="frame.images")
         (image,) = observation.images.values()
         return PreparedFrame(self.preprocess(pixels(image)), self.prompt_ids(observation.instruction))
 

@@ -32,7 +32,7 @@ from edgeflow.policies.openvla_oft.network import (
     proprio_numbers,
     read_weights,
 )
-from edgeflow.policies.tensors import pixels, placed
+from edgeflow.policies.tensors import image_of, pixels, placed, vector_of
 from edgeflow_client.types import ActionSchema, StateSpec
 
 PROMPTS_KEPT = 256
@@ -102,11 +102,11 @@ class OpenVLAOFTPolicy:
 
     def prepare(self, observation: Observation) -> OFTFrame:
         """The inputs of a pass; images are preprocessed on the device where that is configured."""
-        images = [self._preprocess(pixels(observation.images[name])) for name in self.settings.cameras]
+        images = [self._preprocess(pixels(image_of(observation, name))) for name in self.settings.cameras]
         images = [placed(each, self._place) for each in images]  # one may have been too long for the device
         state, bounds = None, self._statistics.proprio
         if bounds is not None:
-            values = np.asarray(observation.state.get(STATE, ()), np.float64)
+            values = np.asarray(vector_of(observation.state, STATE, self.settings.proprio), np.float64)
             state = torch.from_numpy(bounds.normalised(values)).float()
         return OFTFrame(torch.cat(images), self._prompt_ids(observation.instruction), state)
 
