@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.oracles import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.stub_policy import stub_plugin  # noqa: F401 - a fixture
+from tests.template_plugin import template_plugin  # noqa: F401
 
 # torch.compile and transformers import Triton when they are first used. Its library crashes the process where a policy
 # has run before, so it is loaded first, whichever files a process gets.

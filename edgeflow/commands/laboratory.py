@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class LabCommand:
     """A command of the laboratory."""
 
     name: str
+    """Its name, after that of its group in GROUPS if it is in one."""
     module: str
     """Its module in edgeflow.lab.commands; the function has the name of the command, with underscores."""
     help: str
@@ -32,6 +34,8 @@ class LabCommand:
     """Listed among the service's commands, not under LABORATORY."""
 
 
+GROUPS = {"policy": "Check policies."}
+"""Groups of commands, with their lines in `edgeflow --help`."""
 COMMANDS = (
     LabCommand(
         "demo", "robots", "Serve a policy and compare its modes with the simulated robot.", "demo", everyday=True
@@ -39,6 +43,7 @@ COMMANDS = (
     LabCommand("robot", "robots", "Run the simulated robot against a service.", "demo", everyday=True),
     LabCommand("sim", "simulating", "Run a policy in a gymnasium environment.", "sim", everyday=True),
     LabCommand("verify", "checking", "Compare a checkpoint's outputs with recordings of the original."),
+    LabCommand("policy check", "checking", "Check that a policy keeps the rules of a family."),
     LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
     LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),
     LabCommand("tune", "checking", "Find the fastest correct implementation of each operator."),
@@ -58,7 +63,7 @@ def loaded(line: LabCommand) -> typer.Typer:
     with _naming_what_is_missing(line):
         module = importlib.import_module(f"edgeflow.lab.commands.{line.module}")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(line.name)(getattr(module, line.name.replace("-", "_")))
+    app.command(line.name)(getattr(module, re.sub("[ -]", "_", line.name)))
     return app
 
 
@@ -95,9 +100,15 @@ def add_everyday(app: typer.Typer) -> None:
 
 def add_laboratory(app: typer.Typer) -> None:
     """Add the other commands to the command line, under a heading."""
+    groups = {name: typer.Typer(help=text, no_args_is_help=True) for name, text in GROUPS.items()}
     for line in COMMANDS:
-        if not line.everyday:
-            app.command(line.name, cls=lazy(line), help=line.help, rich_help_panel=LABORATORY)(_placeholder)
+        *group, name = line.name.split()
+        if group:
+            groups[group[0]].command(name, cls=lazy(line), help=line.help)(_placeholder)
+        elif not line.everyday:
+            app.command(name, cls=lazy(line), help=line.help, rich_help_panel=LABORATORY)(_placeholder)
+    for name, added in groups.items():
+        app.add_typer(added, name=name, rich_help_panel=LABORATORY)
 
 
 def _placeholder() -> None:

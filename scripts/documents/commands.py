@@ -81,7 +81,7 @@ def _found(group: Any, lab: dict[str, Any], prefix: str = "") -> Iterator[Comman
         if hasattr(command, "commands"):
             yield from _found(command, lab, f"{prefix}{name} ")
         else:
-            real = lab.get(name, command) if not prefix else command
+            real = lab.get(prefix + name, command)
             options = tuple(_option(each) for each in real.params if "--help" not in each.opts)
             yield CommandEntry(prefix + name, real.help or "", options)
 

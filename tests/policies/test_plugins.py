@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from edgeflow.commands import doctor
 from edgeflow.commands.doctor import CheckOutcome
@@ -27,8 +29,8 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import write_checkpoint
 from tests.policies.test_served import answer_of, loaded
 from tests.stub_policy import environment, stub_checkpoint
+from tests.template_plugin import TEMPLATE, Install, entry_of, write_metadata
 
-Install = Callable[..., Path]
 ROOT = Path(__file__).parents[2]
 FAMILY = """
 from edgeflow.policies.family import ONE_PASS_MODES, Family
@@ -50,16 +52,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     def add(code: str, *, distribution: str = "robot-other", name: str = "other", value: str = "") -> Path:
         module = distribution.replace("-", "_")
         (folder / f"{module}.py").write_text(code)
-        about = folder / f"{module}-2.5.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 2.5\n")
-        (about / "entry_points.txt").write_text(f"[edgeflow.policies]\n{name} = {value or f'{module}:OTHER'}\n")
+        write_metadata(folder, distribution, name, value or f"{module}:OTHER")
         registry.plugins.cache_clear()
         return folder
 
     yield add
     registry.plugins.cache_clear()
-    for name in [each for each in sys.modules if each.startswith(("robot_", "edgeflow_linear"))]:
+    for name in [each for each in sys.modules if each.startswith("robot_")]:
         del sys.modules[name]
 
 
@@ -191,29 +190,52 @@ def test_a_checkpoint_that_a_built_in_one_recognises_is_its_own(install: Install
     assert family_of(directory, "other").name == "other"
 
 
-def test_the_plug_in_of_the_documents_runs(install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    text = (ROOT / "docs/policies/write-your-own.md").read_text()
-    start, code, checkpoint = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert code.endswith(f"\n{start}")
-    name, value = re.search(r'policies"\]\n(\w+) = "(.*)"', text).groups()
-    distribution = re.search(r'^name = "(.*)"', text, re.MULTILINE)[1]
-    install(code, distribution=distribution, name=name, value=value)
-    monkeypatch.chdir(tmp_path)
-    exec(checkpoint, {})  # writes the folder "linear"
-    directory = tmp_path / "linear"
-    weights = load_file(directory / "model.safetensors")["weights"]
+def test_the_template_is_served(template_plugin: object, tmp_path: Path):
+    from edgeflow_template.checkpoint import write_checkpoint
+    from edgeflow_template.network import TemplateNetwork
+    from edgeflow_template.policy import TemplatePolicy
+
+    directory = write_checkpoint(tmp_path / "checkpoint")
     check_model_directory(directory)
+    policy = loaded(directory, {})
+    assert isinstance(policy, TemplatePolicy)
+    network = TemplateNetwork(policy.config)
+    network.load_state_dict(load_file(directory / "model.safetensors"))
     image = Image(96, 96, bytes([255, 0, 51]) * 96 * 96)
     seen = Observation(images={"wrist": image}, state={"joints": (0.5, -0.25)}, instruction="")
-    policy = loaded(directory, {})
-    wanted = (weights @ np.array([0.5, -0.25, 1, 0, 0.2], np.float32)).reshape(3, 2)
-    assert np.allclose(answer_of(policy, seen), wanted, atol=1e-6)
+    pixels = torch.tensor([1.0, 0.0, 0.2]).view(1, 3, 1, 1).expand(1, 3, 96, 96)
+    wanted = network(pixels, torch.tensor([[0.5, -0.25]]))[0].detach().numpy() * np.pi
+    assert np.allclose(answer_of(policy, seen), wanted, atol=1e-5)
     assert policy.action_schema().step_ms == 100 and policy.inputs.cameras[0].name == "wrist"
-    with pytest.raises(ConfigError, match=r"policy\.speed: this family, linear, has no settings"):
+    with pytest.raises(ConfigError, match=r"policy\.speed: this family, template, has no settings"):
         check_model_directory(directory, PolicyConfig(speed=1))
-    (directory / "config.json").write_text('{"type": "linear", "joints": 2, "rate_hz": 10}')
-    with pytest.raises(CheckpointError, match="has no horizon"):
+    save_file({}, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match="Missing key"):
+        loaded(directory, {})
+    (directory / "config.json").write_text('{"type": "template", "joints": 2, "side": 96, "width": 16, "rate_hz": 10}')
+    with pytest.raises(CheckpointError, match=r"horizon in config\.json .* must be positive: None"):
         check_model_directory(directory)
+
+
+def test_the_page_shows_the_template():
+    page = (ROOT / "docs/policies/write-your-own.md").read_text()
+    shown = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
+    files = [path.read_text() for path in TEMPLATE.rglob("*") if path.suffix in (".py", ".toml")]
+    assert len(shown) == 5
+    assert [each for each in shown if not any(each in text for text in files)] == []
+
+
+def test_a_copy_of_the_template_has_its_own_name(template_plugin: Install, tmp_path: Path):
+    """By the commands of its README."""
+    (block,) = re.findall(r"```bash\n(.*?)```", (TEMPLATE / "README.md").read_text(), re.DOTALL)
+    commands = [line for line in block.splitlines() if not line.startswith(".venv")]
+    assert len(commands) == 3
+    shutil.copytree(TEMPLATE, tmp_path / "plugins" / "template", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["bash", "-ec", "\n".join(commands)], check=True, cwd=tmp_path)
+    template_plugin(tmp_path / "arm", *entry_of(tmp_path / "arm"))
+    assert family_of(folder_of(tmp_path / "checkpoint", type="arm")).name == "arm"
+    left = [path for path in (tmp_path / "arm").rglob("*.*") if "template" in path.read_text().lower() + path.name]
+    assert left == []
 
 
 def test_a_policy_of_an_earlier_interface_is_rejected(

@@ -1,4 +1,4 @@
-"""Commands that compare a checkpoint with recordings, and operators with each other."""
+"""Commands that compare a checkpoint with recordings, check a policy, and compare operators with each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.commands.options import Json, OptionalMode, OptionalPath, number
+from edgeflow.commands.options import (
+    Json,
+    OptionalFloat,
+    OptionalMode,
+    OptionalPath,
+    Settings,
+    number,
+    overrides_of,
+)
 from edgeflow.contract import KVName
 from edgeflow.lab.progress import reporting
 from edgeflow_client.errors import ConfigError
@@ -109,6 +117,43 @@ def verify(
         table_console().print(table)
         print(f"{off} of {len(results)} comparisons are off" if off else f"all {len(results)} comparisons agree")
     raise typer.Exit(1 if off else 0)
+
+
+def policy_check(
+    model: Annotated[str, typer.Argument(help="Checkpoint directory, hub id, or an embedded policy: demo, demo-flow.")],
+    given: Settings = [],  # noqa: B006 - typer reads it
+    most_ms: Annotated[
+        OptionalFloat, number("Most milliseconds per answer; default: the time that its actions cover.", 0.01)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check that a policy keeps the rules of a family.
+
+    The checkpoint is loaded three times, as the worker loads it, and answers about 100 made-up frames, which takes a
+    few seconds for a small model.
+
+    Exits with code 1 if a check fails. `skipped` is a check that does not apply to the policy, or that another failure
+    makes meaningless.
+    """
+    from edgeflow.config.service import load_config
+    from edgeflow.lab.conformance.kit import check_policy
+    from edgeflow.lab.conformance.verdicts import VerdictKind
+
+    config = load_config(None, overrides_of(given, {"model": model}))
+    with reporting(Console(stderr=True)) as report:
+        verdicts = check_policy(config, most_ms, report)
+    failed = sum(verdict.failed for verdict in verdicts)
+    if as_json:
+        print(json.dumps([asdict(verdict) for verdict in verdicts], indent=2))
+    else:
+        colours = {VerdictKind.OK: "green", VerdictKind.FAILED: "red", VerdictKind.SKIPPED: "dim"}
+        table = FoldingTable("check", "", "found", "what to do", title=escape(f"policy check {model}"))
+        for verdict in verdicts:
+            outcome = f"[{colours[verdict.outcome]}]{verdict.outcome.value}[/]"
+            table.add_row(verdict.name, outcome, escape(verdict.found), escape(verdict.advice))
+        table_console().print(table)
+        print(f"{failed} of {len(verdicts)} checks failed" if failed else "no check failed")
+    raise typer.Exit(1 if failed else 0)
 
 
 def ops(
