@@ -25,9 +25,9 @@ from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.policy import INSTRUCTION, Footprint, Placement, Vectors
 from edgeflow.models.checkpoint import tensor_shapes
 from edgeflow.policies.lerobot import CONFIG_FILE, DEVICE, STATE, UNNORM_KEYS, action_schema, local_folder
-from edgeflow.policies.tensors import unit_range
+from edgeflow.policies.tensors import image_of, unit_range, vector_of
 from edgeflow.text.tokenizer import TOKENIZER_FILE
-from edgeflow_client.errors import CheckpointError, DependencyError, EdgeflowError, InvalidArgument
+from edgeflow_client.errors import CheckpointError, DependencyError, EdgeflowError
 from edgeflow_client.types import ActionSchema, StateSpec
 
 CPU = torch.device("cpu")
@@ -207,17 +207,10 @@ class AnyLeRobotPolicy:
         found: dict[str, Any] = {"task": observation.instruction}
         for camera in self._checkpoint.cameras if images else ():
             name = self._checkpoint.sources[camera.name]
-            image = observation.images.get(name)
-            if image is None or (image.width, image.height) != (camera.width, camera.height):
-                has = "is missing" if image is None else f"has {image.width} x {image.height} pixels"
-                text = f"{name} {has}; the policy takes {camera.width} x {camera.height}"
-                raise InvalidArgument(text, field="frame.images")
+            image = image_of(observation, name, camera.width, camera.height)
             found[name] = unit_range(image, self._place)[None]
         for name, source in self._vectors():
-            vector, size = observation.state.get(source, ()), self._checkpoint.vectors[name]
-            if len(vector) != size:
-                text = f"{source} has {len(vector)} numbers; the policy takes {size}"
-                raise InvalidArgument(text, field="frame.state")
+            vector = vector_of(observation.state, source, self._checkpoint.vectors[name])
             found[source] = torch.tensor([vector], dtype=torch.float32, device=self._place)
         return found
 

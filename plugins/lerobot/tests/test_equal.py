@@ -15,7 +15,9 @@ from checkpoints import CAMERAS, TOP, WRIST, PlainLeRobot, write_checkpoint
 from robots import LeRobotBench, observation, stamp_ns
 from safetensors.numpy import load_file, save_file
 
+from edgeflow.config.service import load_config
 from edgeflow.contract import Observation
+from edgeflow.lab.conformance.kit import check_policy
 
 EXACT = 1e-5
 """Largest difference, relative to the largest number of an answer."""
@@ -131,3 +133,10 @@ def test_a_policy_of_single_actions_serves_one_robot(directories: dict[str, Path
             assert found.shape == wanted.shape == (1, wanted.shape[1])
             assert np.abs(found - wanted).max() <= EXACT * np.abs(wanted).max()
         bench.reset(1)
+
+
+@pytest.mark.parametrize("kind", ["diffusion", "smolvla"])
+def test_the_conformance_kit_finds_only_that_weights_stay_in_float32(directories: dict[str, Path], kind: str):
+    settings = {"policy.family": "lerobot", "policy.control_rate_hz": 10.0, "device": "cpu"}
+    verdicts = check_policy(load_config(None, {"model": str(directories[kind]), **settings}))
+    assert [each.name for each in verdicts if each.failed] == ["dtypes"]
