@@ -286,12 +286,15 @@ def load_processors(
     return FlowProcessors(
         normalisation,
         at_most(entry, "max_length", config.prompt, MOST_TOKENS),
-        _tokenizer_folder(directory, entry, folders),
+        find_tokenizer(directory, entry.text("tokenizer_name"), folders),
     )
 
 
-def _tokenizer_folder(directory: Path, entry: Fields, folders: tuple[str, ...]) -> Path:
-    name = entry.text("tokenizer_name")
+def find_tokenizer(directory: Path, name: str, folders: tuple[str, ...]) -> Path:
+    """The folder of tokenizer.json: that of the name in the checkpoint, or one of `folders`; CheckpointError without.
+
+    name: of the tokenizer, as the checkpoint states it.
+    """
     candidates = [local_folder(directory, each) for each in (name, *folders)]
     for folder in candidates:
         if folder is not None and (folder / TOKENIZER_FILE).is_file():

@@ -77,12 +77,15 @@ class PrefixEmbedding:
     """Embeds images: [n, 3, h, w] → [n, image_rows, E]."""
     table: Tensor
     """[V, E]: the embeddings of tokens."""
+    absent: Tensor | None = None
+    """[n, E]: rows after those of the images, the same in every prefix; None = there are none."""
     state: Linear | None = None
     """The projection of a state to a row, in float32; None = the prefix has no state."""
 
     def rows(self, cameras: int, tokens: int) -> int:
         """The number of rows of a prefix."""
-        return cameras * self.image_rows + tokens + (self.state is not None)
+        absent = 0 if self.absent is None else len(self.absent)
+        return cameras * self.image_rows + absent + tokens + (self.state is not None)
 
     def __call__(self, pixel_values: Sequence[Tensor], prompt_ids: Sequence[Tensor], state: Tensor) -> list[Tensor]:
         """Images [C, 3, h, w], token ids [t] and states [B, S] of B frames → B tensors [L_P, E]"""
@@ -90,7 +93,8 @@ class PrefixEmbedding:
         images = self.images(torch.cat(list(pixel_values))).to(dtype)
         of_frames = torch.split(images, [len(each) for each in pixel_values])
         texts = [self.table[ids] * math.sqrt(width) for ids in prompt_ids]
-        parts = [[image.flatten(0, 1), text] for image, text in zip(of_frames, texts, strict=True)]
+        absent = [] if self.absent is None else [self.absent]
+        parts = [[image.flatten(0, 1), *absent, text] for image, text in zip(of_frames, texts, strict=True)]
         if self.state is not None:
             for part, row in zip(parts, self.state(state.float()).to(dtype), strict=True):
                 part.append(row[None])

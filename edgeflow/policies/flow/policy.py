@@ -116,6 +116,12 @@ class VisionNumbers:
     inner: int
     rows: int
     """Rows of an image after it."""
+    absent: int = 0
+    """Rows of a prefix for cameras without an image."""
+
+    def prefix_rows(self, cameras: int, closing: int) -> int:
+        """Rows of a prefix without its text. closing: as in FlowSizes."""
+        return cameras * self.rows + self.absent + closing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +170,7 @@ class FlowArchitecture(Generic[Network]):
             kv=KVShape(
                 layers=len(heads.kinds), capacity=0, kv_heads=heads.kv_heads, head_dim=heads.head_dim, dtype=dtype
             ),
-            positions=cameras * vision.rows + sizes.closing + sizes.step_rows,
+            positions=vision.prefix_rows(cameras, sizes.closing) + sizes.step_rows,
             row_bytes=(4 * width + 2 * (heads.q_width + 2 * heads.kv_width) + 3 * inner) * dtype.itemsize,
             frame_bytes=numbers * torch.float32.itemsize,
             graphs=True,
@@ -209,7 +215,7 @@ class DenoisingPolicy:
             if camera.name not in settings.absent_cameras
         ]
         self._state = normalisation.sources[STATE]
-        self.fixed_rows = len(self._cameras) * architecture.vision.rows + sizes.closing  # with all cameras
+        self.fixed_rows = architecture.vision.prefix_rows(len(self._cameras), sizes.closing)  # with all cameras
 
     @property
     def inputs(self) -> PolicyInputs:

@@ -5,22 +5,25 @@ Published source: LeRobot's configuration_smolvla.py and smolvlm_with_expert.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeflow.policies.family import Settings, check_kind
 from edgeflow.policies.flow.config import (
+    MOST_CAMERAS,
     FlowCheckpoint,
     FlowConfig,
     FlowProcessors,
     FlowSettings,
     check_weights,
+    find_tokenizer,
     load_processors,
     read_flow_config,
     read_settings,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE, local_folder
 from edgeflow.text.checkpoint_json import LARGEST, Fields, read_json
+from edgeflow.text.tokenizer import TOKENIZER_FILE
 from edgeflow_client.errors import CheckpointError
 
 MODES = ("cross_attn", "self_attn")
@@ -48,6 +51,9 @@ PUBLISHED = {
     }
 }
 """The contents of config.json of published models, which checkpoints name and do not hold."""
+IMAGE_TOKENS = ("<fake_token_around_image>", "<global-img>")
+"""The special tokens around an image: the first, the second, the image, the first."""
+ENCLOSING = 3
 WRITER = "smolvla_new_line_processor"
 """The step that writes the text."""
 FOLDERS = ("vlm", "tokenizer", ".")
@@ -85,11 +91,22 @@ class SmolVLAConfig:
     """Patches per side of an image."""
     model: str
     """The name or folder of the vision-language model."""
+    enclosed: bool = False
+    """True where special tokens enclose each image."""
+    absent: int = 0
+    """Cameras of which a prefix has these special tokens but no image."""
+    special: tuple[int, int] | None = None
+    """The ids of IMAGE_TOKENS, where images are enclosed; None until the tokenizer is read."""
 
     @property
     def image_rows(self) -> int:
-        """The number of rows of an image in a prefix."""
-        return (self.flow.side // self.patch // self.scale) ** 2
+        """The number of rows of an image in a prefix, special tokens included."""
+        return (self.flow.side // self.patch // self.scale) ** 2 + ENCLOSING * self.enclosed
+
+    @property
+    def absent_rows(self) -> int:
+        """The number of rows in a prefix of cameras without an image."""
+        return ENCLOSING * self.absent
 
 
 def load_config(directory: Path) -> SmolVLAConfig:
@@ -97,7 +114,7 @@ def load_config(directory: Path) -> SmolVLAConfig:
     config = read_json(directory / CONFIG_FILE)
     check_kind(config, "type", "smolvla", family="smolvla")
     values = Fields(CONFIG_FILE, config)
-    for key in ("add_image_special_tokens", "adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
+    for key in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
         values.only(key, False)
     flow = read_flow_config(values, steps="num_steps", side="resize_imgs_with_padding")
     model = values.text("vlm_model_name")
@@ -105,6 +122,7 @@ def load_config(directory: Path) -> SmolVLAConfig:
     text, vision = vlm.object("text_config"), vlm.object("vision_config")
     width, heads = text.size("hidden_size"), text.size("num_attention_heads")
     expert_width = _expert_width(values, width)
+    enclosed = values.flag("add_image_special_tokens", False)
     grid, rest = divmod(vision.size("image_size"), vision.size("patch_size"))
     found = SmolVLAConfig(
         flow=flow,
@@ -125,9 +143,39 @@ def load_config(directory: Path) -> SmolVLAConfig:
         patch=vision.size("patch_size"),
         grid=grid,
         model=model,
+        enclosed=enclosed,
+        # those beyond the present cameras; LeRobot counts at least so many as missing in every frame
+        absent=_absent(values) if enclosed else 0,
     )
     _check_sizes(found, vlm, whole=rest == 0)
     return found
+
+
+def with_special_tokens(directory: Path, config: SmolVLAConfig) -> SmolVLAConfig:
+    """The configuration with the ids of the special tokens that enclose images, where they do.
+
+    CheckpointError for a tokenizer that is missing or lacks them.
+    """
+    if not config.enclosed:
+        return config
+    file = find_tokenizer(directory, config.model, FOLDERS) / TOKENIZER_FILE
+    entries = Fields(file.name, read_json(file)).objects("added_tokens")
+    ids = {entry.text("content"): entry.count("id") for entry in entries}
+    lacking = [each for each in IMAGE_TOKENS if each not in ids]
+    if lacking:
+        raise CheckpointError(
+            f"{CONFIG_FILE}.add_image_special_tokens is true, and {file} lacks {lacking[0]}: put the tokenizer of "
+            f"{config.model} there"
+        )
+    return replace(config, special=(ids[IMAGE_TOKENS[0]], ids[IMAGE_TOKENS[1]]))
+
+
+def _absent(values: Fields) -> int:
+    """The number of cameras that count as missing in every frame."""
+    absent = values.count("empty_cameras") if "empty_cameras" in values else 0
+    if absent > MOST_CAMERAS:
+        raise CheckpointError(f"{values.name('empty_cameras')} is {absent}; served: to {MOST_CAMERAS}")
+    return absent
 
 
 def _read_vlm(directory: Path, model: str) -> Fields:
@@ -190,7 +238,7 @@ def _check_sizes(config: SmolVLAConfig, vlm: Fields, *, whole: bool) -> None:
 
 def read_checkpoint(directory: Path, settings: Settings) -> FlowCheckpoint[SmolVLAConfig]:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
-    config = load_config(directory)
+    config = with_special_tokens(directory, load_config(directory))
     processors = read_processors(directory, config)
     check_weights(directory)
     return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow, FlowSettings))

@@ -23,8 +23,9 @@ from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeMixing
 from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
-from edgeflow.policies.smolvla.config import SmolVLAConfig
+from edgeflow.policies.smolvla.config import IMAGE_TOKENS, SmolVLAConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
+from edgeflow_client.errors import CheckpointError
 
 VLM, EXPERT = "vlm_with_expert.vlm.model.", "vlm_with_expert.lm_expert."
 DECODER = ("text_model.layers.", "lm_expert.layers.")
@@ -37,11 +38,15 @@ class SmolVLANetwork(PrefixedNetwork):
     def __init__(self, config: SmolVLAConfig, weights: Weights, placement: Placement) -> None:
         self._config = config
         flow, floats = config.flow, weights.to(torch.float32)
+        images = _images(config, weights.under(VLM), placement)
+        table = weights.take(f"{VLM}text_model.embed_tokens.weight", None, config.width)
+        special = _special_rows(config, table)
         self.decoder = stacks_of(config).decoder(weights, placement.table)
         self.prefix = PrefixEmbedding(
             image_rows=config.image_rows,
-            images=_images(config, weights.under(VLM), placement),
-            table=weights.take(f"{VLM}text_model.embed_tokens.weight", None, config.width),
+            images=images if special is None else _enclosed(images, special),
+            table=table,
+            absent=None if special is None else special.repeat(config.absent, 1),
             state=projection(floats, "state_proj", config.width, flow.state_dims, table=placement.table),
         )
         self._mixing = TimeMixing(floats, config.expert_width, flow.dims, flow.periods, table=placement.table)
@@ -106,6 +111,30 @@ def _images(config: SmolVLAConfig, weights: Weights, placement: Placement) -> Ca
     return lambda pixels: connect(shuffled(tower.forward(pixels), config.scale)) * scale
 
 
+def _special_rows(config: SmolVLAConfig, table: Tensor) -> Tensor | None:
+    """The rows of the special tokens around an image [3, E], as they are in the table; None without them.
+
+    table: [V, E].
+    """
+    if config.special is None:
+        return None
+    fake, whole = config.special
+    if max(fake, whole) >= len(table):
+        raise CheckpointError(f"the embedding has {len(table)} rows, none for {' or '.join(IMAGE_TOKENS)}")
+    return table[torch.tensor([fake, whole, fake], device=table.device)]
+
+
+def _enclosed(images: Callable[[Tensor], Tensor], special: Tensor) -> Callable[[Tensor], Tensor]:
+    """Rows of images between those of their special tokens [3, E]."""
+
+    def rows(pixels: Tensor) -> Tensor:
+        found = images(pixels).to(special.dtype)
+        around = special.expand(len(found), -1, -1)
+        return torch.cat([around[:, :2], found, around[:, 2:]], dim=1)
+
+    return rows
+
+
 def sizes_of(config: SmolVLAConfig) -> FlowSizes:
     """The rows of answers; the state is the last row of the prefix."""
     flow = config.flow
@@ -125,6 +154,7 @@ def architecture_of(config: SmolVLAConfig) -> FlowArchitecture[SmolVLANetwork]:
             width=config.vision_width,
             inner=config.vision_inner,
             rows=config.image_rows,
+            absent=config.absent_rows,
         ),
         weights=partial(_weights, layers),
         time_numbers=config.expert_width,

@@ -24,7 +24,7 @@ COMMANDS = [
 FOLDERS = [command[2].rsplit("/", 1)[1] for command in COMMANDS]
 
 
-@pytest.mark.parametrize("name", ["act", "pi0", *map(by_night, ("llama", "awq", "eagle3"))])
+@pytest.mark.parametrize("name", ["act", "pi0", "smolvla-special-tokens", *map(by_night, ("llama", "awq", "eagle3"))])
 def test_verify_agrees(name: str):
     result = CliRunner().invoke(app, ["verify", str(RECORDED / name)])
     assert result.exit_code == 0 and "comparisons agree" in result.stdout
@@ -32,7 +32,7 @@ def test_verify_agrees(name: str):
 
 def test_recorded_cases_are_small():
     sizes = {path.name: sum(file.stat().st_size for file in path.rglob("*")) for path in RECORDED.iterdir()}
-    assert set(sizes) == {"README.md", "wire", *FOLDERS}
+    assert set(sizes) == {"README.md", "wire", "smolvla-special-tokens", *FOLDERS}
     assert max(sizes.values()) <= 4_000_000 and sum(sizes.values()) <= 15_000_000
 
 

@@ -41,7 +41,8 @@ def check(directory: Path, **settings: Any) -> None:
     ("tiny", "changes", "message"),
     [
         (SMOL, {"n_obs_steps": 2}, "config.json.n_obs_steps is 2; served: 1"),
-        (SMOL, {"add_image_special_tokens": True}, "add_image_special_tokens is True; served: False"),
+        (SMOL, {"add_image_special_tokens": True}, "tokenizer.json lacks <fake_token_around_image>"),
+        (SMOL, {"add_image_special_tokens": True, "empty_cameras": 17}, "empty_cameras is 17; served: to 16"),
         (SMOL, {"chunk_size": 1 << 15}, "a horizon of 32768 is too long"),
         (SMOL, {"n_action_steps": 7}, "n_action_steps is 7; served: at most chunk_size, 6"),
         (SMOL, {"num_steps": 101}, "num_steps is 101; served: 1 to 100"),

@@ -18,6 +18,7 @@ from edgeflow.policies.flow.config import FlowProcessors, FlowSettings
 from edgeflow.policies.flow.policy import FlowArchitecture
 from edgeflow.policies.lerobot import STATE, Affine
 from edgeflow.text.tokenizer import TOKENIZER_FILE
+from edgeflow_client.errors import CheckpointError
 
 
 def export_flow(
@@ -35,6 +36,8 @@ def export_flow(
     if settings is not None:
         sizes = replace(sizes, steps=settings.steps or sizes.steps, candidates=settings.candidates)
     shapes.no_positions(architecture.family)
+    if architecture.vision.absent:
+        raise CheckpointError("config.json.empty_cameras: with add_image_special_tokens only 0 can be exported")
     text = shapes.texts(flow.prompt, flow.prompt, f"prompts of this checkpoint have at most {flow.prompt}")
     placement = Placement(dtype=torch.float32, device=torch.device("cpu"), table=static_table())
     network = architecture.read_network(directory, placement)

@@ -24,6 +24,7 @@ from edgeflow.policies.pi.config import load_config as load_pi
 from edgeflow.policies.pi.network import PiNetwork, bins
 from edgeflow.policies.pi.network import architecture_of as architecture_of_pi
 from edgeflow.policies.smolvla.config import load_config as load_smolvla
+from edgeflow.policies.smolvla.config import with_special_tokens
 from edgeflow.policies.smolvla.network import SmolVLANetwork
 from edgeflow.policies.smolvla.network import architecture_of as architecture_of_smolvla
 from edgeflow.text.tokenizer import TOKENIZER_FILE
@@ -78,7 +79,7 @@ class _PiInputs:
 
 def verify_smolvla(directory: Path, asked: Verification) -> Results:
     """Every comparison of a bundle."""
-    config = load_smolvla(directory)
+    config = with_special_tokens(directory, load_smolvla(directory))
     architecture, folder = architecture_of_smolvla(config), local_folder(directory, config.model)
 
     def tokens(network: SmolVLANetwork) -> Values:

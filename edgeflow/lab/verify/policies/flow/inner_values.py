@@ -16,6 +16,8 @@ from edgeflow.engine.flow.rows import FlowLayouts, PrefixSegment, StepSegment
 from edgeflow.kernels.kv.slots import KVSlots, rounded_capacity
 from edgeflow.lab.verify.policies.flow.recorded import RecordedBatch
 from edgeflow.models.stack_norms import RowTimes
+from edgeflow.policies.flow.network import PrefixedNetwork
+from edgeflow.policies.smolvla.config import ENCLOSING
 
 IMAGES = ("mid.images", "mid.images_after_resize")
 PAD_MASK = "mid.prefix_pad_masks"
@@ -77,7 +79,7 @@ def inner_values_of(network: FlowNetwork, sizes: FlowSizes, frame: FlowFrame, x:
     )
 
 
-def values_inside(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch, x: Tensor) -> dict[str, Tensor]:
+def values_inside(network: PrefixedNetwork, sizes: FlowSizes, recording: RecordedBatch, x: Tensor) -> dict[str, Tensor]:
     """Values of prefix and steps of a case, by stored name.
 
     x [N, B, H, A]: before each step.
@@ -132,15 +134,19 @@ def _keys_and_values(recording: RecordedBatch, frames: list[InnerValues], pad: T
                 yield name, found
 
 
-def _pad_mask(network: FlowNetwork, sizes: FlowSizes, recording: RecordedBatch) -> Tensor:
+def _pad_mask(network: PrefixedNetwork, sizes: FlowSizes, recording: RecordedBatch) -> Tensor:
     """[B, L] bool: rows of the present cameras, of absent ones up to the stored length, of text, of the state."""
     batch, images = len(recording.frames), recording.frames[0]
     own = network.prefix_rows(len(images.pixel_values), 0) - sizes.closing
     wanted, text = recording.case.tensors.get(PAD_MASK), recording.mask.shape[1]
     absent = 0 if wanted is None else max(wanted.shape[-1] - own - text - sizes.closing, 0)
-    present = torch.ones(batch, own, dtype=torch.bool)
-    parts = [present, torch.zeros(batch, absent, dtype=torch.bool), recording.mask]
-    return torch.cat([*parts, torch.ones(batch, sizes.closing, dtype=torch.bool)], dim=1)
+    special = 0 if network.prefix.absent is None else len(network.prefix.absent)
+    images_only = [1] * (own - special), [0] * absent
+    if special:  # around the rows of each absent image, which are masked
+        around = [1, 1, *[0] * (absent * ENCLOSING // special), 1]
+        images_only = images_only[0], around * (special // ENCLOSING)
+    present = torch.tensor([*images_only[0], *images_only[1]]).bool().expand(batch, -1)
+    return torch.cat([present, recording.mask, torch.ones(batch, sizes.closing, dtype=torch.bool)], dim=1)
 
 
 def _slots(found: Tensor, wanted: Tensor | None, value: float) -> Tensor:
