@@ -12,6 +12,7 @@ import typer
 from edgeflow.commands import chat, serving
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_everyday, add_laboratory
+from edgeflow.commands.pull import pull
 from edgeflow.openmp import limit_spinning
 from edgeflow.version import __version__
 from edgeflow_client.loadtest.options import LoadtestCommand, loadtest
@@ -27,9 +28,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-config_app = typer.Typer(help="Print the schema of the configuration, or check a file.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Print the schema or an example of the configuration, or check a file.", no_args_is_help=True
+)
 token_app = typer.Typer(help="Create access tokens.", no_args_is_help=True)
 app.command(cls=serving.ServeCommand)(serving.serve)
+app.command()(pull)
 add_everyday(app)
 app.command(cls=LoadtestCommand)(loadtest)
 app.command(cls=chat.ChatCommand)(chat.chat)
@@ -41,6 +45,7 @@ app.add_typer(chat.prefix_app, name="prefix")
 add_laboratory(app)
 config_app.command("schema")(serving.config_schema)
 config_app.command("check")(serving.config_check)
+config_app.command("example")(serving.config_example)
 token_app.command("new")(serving.token_new)
 
 

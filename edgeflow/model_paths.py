@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
+from edgeflow.hub import HEAD_FILES, HUB_ID, cached, fetch
 from edgeflow_client.errors import CheckpointError
 
 EMBEDDED_MODEL = "demo"
@@ -16,16 +15,14 @@ EMBEDDED_CHAT = "demo-chat"
 EMBEDDED_CHAT_MODEL = Path(__file__).parent / "embedded" / "chat_model"
 EMBEDDED_LOGS = "demo-logs"
 EMBEDDED_LOG_MODEL = Path(__file__).parent / "embedded" / "log_model"
-HUB_FILES = ("*.json", "*.safetensors", "*.model", "tokenizer*", "*.txt", "*.jinja", "*_checkpoint.pt")
-HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model.bin")
-HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
 def resolve_model(name: str, *, chat: bool = False, key: str = "model") -> Path:
     """The directory of `demo`, of `demo-flow`, of a path, or of a hub id. chat: of `demo-chat` and `demo-logs` too.
     key: of the configuration, by which errors name it.
 
-    Of the hub only files of HUB_FILES are fetched: weights and texts, no code.
+    Of the hub only files of HUB_FILES are fetched: weights and texts, no code. What is in its cache is not fetched
+    again: `edgeflow pull` fetches what is new.
     """
     embedded = {
         EMBEDDED_MODEL: (EMBEDDED_POLICY, "policy", ""),
@@ -47,7 +44,7 @@ def resolve_model(name: str, *, chat: bool = False, key: str = "model") -> Path:
         raise CheckpointError(
             f"{key}: {name} is not a directory: give a checkpoint directory, a hub id, {', '.join(others)} or {last}"
         )
-    return _from_hub(name, key=key)
+    return cached(name) or fetch(name, key)
 
 
 def is_hub_id(name: str) -> bool:
@@ -62,16 +59,4 @@ def resolve_head(name: str, key: str) -> Path:
         return path
     if not is_hub_id(name):
         raise CheckpointError(f"{key}: {name} is not a directory: give the directory or the hub id of an EAGLE-3 head")
-    return _from_hub(name, HEAD_FILES, key)
-
-
-def _from_hub(name: str, files: Sequence[str] = HUB_FILES, key: str = "model") -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(files), etag_timeout=3))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{key}: {name} is not a local directory and could not be fetched from the hub"
-        ) from error
+    return cached(name, HEAD_FILES) or fetch(name, key, HEAD_FILES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.local_hub import local_hub  # noqa: F401 - a fixture
 from tests.oracles import pytest_runtest_setup, pytest_terminal_summary  # noqa: F401 - hooks
 from tests.stub_policy import stub_plugin  # noqa: F401 - a fixture
 from tests.template_plugin import template_plugin  # noqa: F401
@@ -17,6 +19,8 @@ from tests.template_plugin import template_plugin  # noqa: F401
 # has run before, so it is loaded first, whichever files a process gets.
 with suppress(ImportError):
     import triton  # noqa: F401
+
+os.environ["HF_HUB_CACHE"] = os.devnull  # what this machine has fetched from the hub is not there
 
 # Speed is measured in benchmarks; a deadline, or a limit on drawing examples, would only tell how busy the machine is.
 BUSY = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -96,9 +96,12 @@ def serve(
         try:
             check_limits()
             from edgeflow.config.service import load_config
+            from edgeflow.service.host.preflight import fetch_configured
             from edgeflow.service.run import run_service
 
             settings = load_config(config, overrides_of(given, options))
+            # before anything runs that a download would keep waiting
+            fetch_configured(settings, lambda name: log.event("fetching", model=name))
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
                 code = run_service(
                     settings, announcer, ready_file=ready_file, log=output.lines, observers=context.obj or ()
@@ -203,6 +206,15 @@ def config_schema() -> None:
     from edgeflow.config.service import schema_json
 
     print(schema_json())
+
+
+def config_example(
+    name: Annotated[str, typer.Argument(help="Name of a family of policies, or chat.")],
+) -> None:
+    """Print a configuration to begin with; its values are examples."""
+    from edgeflow.policies.registry import example_of
+
+    print(json.dumps(example_of(name), indent=2))
 
 
 def config_check(path: Annotated[Path, typer.Argument(help="Configuration file to check.")]) -> None:

@@ -206,7 +206,10 @@ class Footprint:
 
 
 class Published(Protocol):
-    """A checkpoint whose configuration has been read and whose weights have not."""
+    """A checkpoint whose configuration has been read and whose weights have not.
+
+    It may have `inputs`, those of its policy: `edgeflow pull` shows them.
+    """
 
     @property
     def unnorm_keys(self) -> tuple[str, ...]: ...

@@ -5,11 +5,12 @@ Control reads it too, so nothing here imports torch; `load` and `prepare` import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from edgeflow.hub import cached, fetch
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Any]
 """The keys of the configuration's section `policy`, but `family`."""
 
+DEFAULTS_FILE = "edgeflow.json"
+"""The file of a checkpoint that gives defaults of the section `policy`, for families that read it."""
 TOKEN_MODES = (Mode.SERIAL, Mode.PIPELINED, Mode.SPECULATIVE)
 DENOISING_MODES = (Mode.SERIAL, Mode.PIPELINED)
 """Denoising steps cannot be drafted."""
@@ -32,6 +35,18 @@ class CheckpointFiles:
     """The JSON files by which a checkpoint's family is recognised."""
 
     config: Mapping[str, Any]
+    names: frozenset[str] = frozenset()
+    """The names of the checkpoint's files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A file of another repository of the hub that a checkpoint names and does not contain."""
+
+    repository: str
+    file: str
+    folder: str
+    """The folder of the checkpoint where the family looks for it."""
 
 
 def check_kind(config: Mapping[str, Any], key: str, kind: str, *, family: str) -> None:
@@ -87,6 +102,12 @@ class Family:
     """The sizes of the decoder and its products, for prompts of so many rows, without reading weights."""
     formats: bool = False
     """True where slots may have other KV formats than the model's own."""
+    named_files: Callable[[Path], Sequence[NamedFile]] = lambda _: ()
+    """The files of other repositories that a checkpoint lacks. They are fetched into the hub's cache or the folder."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """A configuration to begin with; its values are examples."""
+    decisions: Mapping[str, str] = field(default_factory=dict)
+    """The keys of `example` that depend on the robot or the training data, and what to write there."""
 
 
 def reject_crop(family: str, options: LoadOptions) -> None:
@@ -96,7 +117,35 @@ def reject_crop(family: str, options: LoadOptions) -> None:
 
 
 def check_files(directory: Path, *names: str) -> None:
-    """Raise CheckpointError for a directory without one of these files."""
-    for name in names:
-        if not (directory / name).is_file():
-            raise CheckpointError(f"model: {directory} has no {name}: fetch the checkpoint again")
+    """Raise CheckpointError, naming all that are missing, for a directory without one of these files."""
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise CheckpointError(f"model: {directory} has no {' and no '.join(missing)}: fetch the checkpoint again")
+
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+
+
+def both(first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
+    """The results of two independent checks; where both fail, one error has both texts."""
+    try:
+        found = first()
+    except (CheckpointError, ConfigError) as error:
+        try:
+            second()
+        except (CheckpointError, ConfigError) as other:
+            raise type(error)(f"{error.text}; {other.text}") from None
+        raise
+    return found, second()
+
+
+def fetch_named_files(family: Family, directory: Path, *, inside: bool) -> None:
+    """Fetch the files of other repositories that a checkpoint names and lacks; CheckpointError as in `fetch`.
+
+    inside: into the checkpoint's folder; otherwise into the hub's cache, unless they are there.
+    """
+    for each in family.named_files(directory):
+        files = (each.file,)
+        if inside or cached(each.repository, files, each.file) is None:
+            fetch(each.repository, f"model: its {each.file}", files, directory / each.folder if inside else None)

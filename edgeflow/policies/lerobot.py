@@ -40,6 +40,8 @@ RELATIVE, ABSOLUTE = "relative_actions_processor", "absolute_actions_processor"
 OLDER_NAMES = {"delta_actions_processor": RELATIVE}
 """Present names of steps by those of earlier versions of LeRobot."""
 EPS = 1e-8
+RATE_DECISION = {"policy.control_rate_hz": "the fps of the training data, in meta/info.json of the data set"}
+"""The key that no checkpoint states, and where to look (Family.decisions)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,8 +229,9 @@ def read_pipeline(directory: Path, name: str, served: Sequence[str] | None = Non
     """
     if not (directory / name).is_file():
         raise CheckpointError(
-            f"{directory} has no {name}: only checkpoints with LeRobot's processor pipelines are served; "
-            "LeRobot converts older ones with its migrate_policy_normalization"
+            f"{directory} has no {name}: LeRobot converts checkpoints of before its processor pipelines with "
+            f"`python -m lerobot.processor.migrate_policy_normalization --pretrained-path {directory} "
+            "--output-dir FOLDER`; serve that folder"
         )
     entries = Fields(name, read_json(directory / name)).objects("steps")
     return Pipeline(name, tuple((_known(entry, served), entry) for entry in entries))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 from edgeflow.policies.act.family import ACT
 from edgeflow.policies.family import CheckpointFiles, Family, Settings, described_kind
@@ -20,6 +22,8 @@ from edgeflow_client.errors import CheckpointError, ConfigError
 FAMILIES: tuple[Family, ...] = (OPENVLA_OFT, OPENVLA, ACT, SMOLVLA, PI0, PI05)
 """The first that recognises a checkpoint serves it; where none does, the first plug-in by name."""
 OURS = "edgeflow-server"
+CHAT = "chat"
+CHAT_EXAMPLE = {"chat": {"model": "Qwen/Qwen2.5-1.5B-Instruct", "capacity": 4096}}
 
 
 @cache
@@ -47,7 +51,7 @@ def try_plugins(directory: Path, configured: str, settings: Settings) -> None:
 
     configured, settings: of the configuration's section `policy`.
     """
-    files = CheckpointFiles(read_json(directory / "config.json"))
+    files = _files_of(directory)
     if configured:
         asked = [configured] if configured in plugins() else []
     else:
@@ -87,7 +91,7 @@ def detected(directory: Path) -> Family | None:
 
 def _search(directory: Path) -> tuple[Family | None, list[str]]:
     """The family of a checkpoint's files; where none recognises them, the plug-ins that could not be loaded."""
-    files = CheckpointFiles(read_json(directory / "config.json"))
+    files = _files_of(directory)
     found = next((family for family in FAMILIES if family.detect(files)), None)
     if found is not None:
         return found, []
@@ -101,12 +105,24 @@ def _search(directory: Path) -> tuple[Family | None, list[str]]:
     return None, problems
 
 
-def _named(name: str) -> Family:
+def _files_of(directory: Path) -> CheckpointFiles:
+    config = read_json(directory / "config.json")
+    return CheckpointFiles(config, frozenset(path.name for path in directory.iterdir()))
+
+
+def example_of(name: str) -> Mapping[str, Any]:
+    """A configuration to begin with for a family, or for chat; ConfigError for a name without one."""
+    if name == CHAT:
+        return CHAT_EXAMPLE
+    return _named(name, "name").example or {"model": "DIRECTORY", "policy": {"family": name}}
+
+
+def _named(name: str, key: str = "policy.family") -> Family:
     if name in plugins():
         return plugins()[name].load()
     found = next((family for family in FAMILIES if family.name == name), None)
     if found is None:
-        raise ConfigError(f"policy.family: {name!r} is not served; served: {_names()}")
+        raise ConfigError(f"{key}: {name!r} is not served; served: {_names()}")
     return found
 
 

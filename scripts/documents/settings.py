@@ -39,6 +39,7 @@ One JSON file configures a service. Every key has a default, so a file holds onl
 edgeflow config check service.json          # a mistake is one line that names the key
 edgeflow serve --config service.json
 edgeflow serve --set chat.capacity=4096     # any key, without a file or on top of one
+edgeflow config example smolvla             # one to begin with; also act, pi0, pi05, openvla, openvla_oft, chat
 edgeflow config schema                      # this page as JSON schema, for an editor
 ```
 

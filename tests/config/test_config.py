@@ -12,7 +12,8 @@ import pytest
 from huggingface_hub.utils import filter_repo_objects
 
 from edgeflow.config.service import ServiceConfig, load_config, schema_json
-from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, HUB_FILES, is_hub_id, resolve_model
+from edgeflow.hub import HUB_FILES
+from edgeflow.model_paths import EMBEDDED_CHAT_MODEL, is_hub_id, resolve_model
 from edgeflow_client.errors import CheckpointError, ConfigError
 
 

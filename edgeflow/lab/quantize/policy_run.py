@@ -10,6 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from edgeflow.contract import Observation
+from edgeflow.hub import HUB_FILES
 from edgeflow.lab.outputs import write_json
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.fidelity import passed_through
@@ -27,7 +28,7 @@ from edgeflow.lab.quantize.request import Request
 from edgeflow.lab.quantize.run import BUILT_IN, REPORT_FILE, search_decoder
 from edgeflow.lab.quantize.search.block_search import Counted
 from edgeflow.lab.quantize.search.choices import BlockChoice
-from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY, HUB_FILES
+from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.models.checkpoint import CONFIG_FILE
 from edgeflow.text.weight_files import INDEX_FILE
 from edgeflow_client.errors import ConfigError

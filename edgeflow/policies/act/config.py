@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from edgeflow.policies.family import Settings, check_kind
+from edgeflow.policies.family import Settings, both, check_kind
 from edgeflow.policies.lerobot import (
     ACTION,
     BATCH,
@@ -41,8 +41,8 @@ BACKBONES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 ACTIVATIONS = ("relu", "gelu")
 Rate = Annotated[float, Field(gt=0, le=1000)]
 MISSING = {
-    "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
-    'such as "policy": {"control_rate_hz": 50}'
+    "control_rate_hz": "the checkpoint does not state it: set the rate of the training's data, "
+    "such as --set policy.control_rate_hz=50"
 }
 BEFORE, AFTER = (RENAME, BATCH, DEVICE, NORMALISE), (UNNORMALISE, DEVICE)
 """The steps that are served."""
@@ -182,6 +182,8 @@ class ACTCheckpoint:
 def read_checkpoint(directory: Path, settings: Settings) -> ACTCheckpoint:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
     config = load_config(directory)
-    processors = load_processors(directory, config)
-    find_weights(directory)
-    return ACTCheckpoint(config, processors, read_settings(settings, config))
+    (processors, _), read = both(
+        lambda: both(lambda: load_processors(directory, config), lambda: find_weights(directory)),
+        lambda: read_settings(settings, config),
+    )
+    return ACTCheckpoint(config, processors, read)

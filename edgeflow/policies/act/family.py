@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgeflow.policies.act.config import read_checkpoint
 from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings, reject_crop
+from edgeflow.policies.lerobot import RATE_DECISION
 
 if TYPE_CHECKING:
     from edgeflow.engine.policy import LoadOptions, Published
@@ -24,4 +25,12 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     return PublishedACT(directory, checkpoint)
 
 
-ACT = Family(name="act", modes=ONE_PASS_MODES, detect=_detect, check=read_checkpoint, load=_load)
+ACT = Family(
+    name="act",
+    modes=ONE_PASS_MODES,
+    detect=_detect,
+    check=read_checkpoint,
+    load=_load,
+    example={"model": "OWNER/NAME", "policy": {"control_rate_hz": 50.0}},
+    decisions=RATE_DECISION,
+)

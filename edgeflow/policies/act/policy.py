@@ -16,10 +16,10 @@ from edgeflow.contract import PROMPT, CameraNeed, Observation, PolicyInputs, Sta
 from edgeflow.engine.policy import Footprint, Placement, Vectors
 from edgeflow.kernels.kv.layout import uploaded
 from edgeflow.models.checkpoint import Weights, tensor_shapes
-from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig, ACTSettings
+from edgeflow.policies.act.config import ACTCheckpoint, ACTConfig
 from edgeflow.policies.act.network import ACTNetwork
 from edgeflow.policies.act.resnet import map_side
-from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, Affine, ImageInput, Normalisation, action_schema
+from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, Affine, ImageInput, action_schema
 from edgeflow.policies.tensors import image_of, unit_range, vector_of
 from edgeflow_client.types import ActionSchema, StateSpec
 
@@ -57,6 +57,17 @@ class InputNormaliser:
         return x.sub_(self._affine.origin) if self._affine.origin else x
 
 
+def inputs_of(checkpoint: ACTCheckpoint) -> PolicyInputs:
+    """The observed names of the inputs, which are not those of the network where the checkpoint renames them."""
+    config, sources, names = checkpoint.config, checkpoint.processors.sources, tuple(checkpoint.settings.state_names)
+    cameras = [CameraNeed(name=sources[each.name], width=each.width, height=each.height) for each in config.cameras]
+    vectors = [
+        StateSpec(name=sources[name], size=size, elements=names if name == STATE else ())
+        for name, size in config.vectors.items()
+    ]
+    return PolicyInputs(cameras=tuple(cameras), state=tuple(vectors))
+
+
 class ACTPolicy:
     """A one-pass policy; frames of several robots are a batch.
 
@@ -68,39 +79,18 @@ class ACTPolicy:
     rtc = None
     unusual_states = 0
 
-    def __init__(
-        self,
-        config: ACTConfig,
-        processors: Normalisation,
-        network: ACTNetwork,
-        settings: ACTSettings,
-        *,
-        place: torch.device,
-    ) -> None:
+    def __init__(self, checkpoint: ACTCheckpoint, network: ACTNetwork, *, place: torch.device) -> None:
+        processors, config = checkpoint.processors, checkpoint.config
         self.config = config
+        self.inputs = inputs_of(checkpoint)
         self.device, self.dtype = network.device, network.dtype
         self._network = network
-        self._settings = settings
+        self._settings = checkpoint.settings
         self._sources = processors.sources
         self._action = processors.action
         self._place = place
         self._normalise = {name: InputNormaliser(processors.inputs.get(name), place) for name in config.inputs}
         self._positions = network.positions([(map_side(each.height), map_side(each.width)) for each in config.cameras])
-
-    @property
-    def inputs(self) -> PolicyInputs:
-        """The observed names of the inputs, which are not those of the network where the checkpoint renames them."""
-        cameras = [
-            CameraNeed(name=self._sources[each.name], width=each.width, height=each.height)
-            for each in self.config.cameras
-        ]
-        vectors = [
-            StateSpec(
-                name=self._sources[name], size=size, elements=tuple(self._settings.state_names) if name == STATE else ()
-            )
-            for name, size in self.config.vectors.items()
-        ]
-        return PolicyInputs(cameras=tuple(cameras), state=tuple(vectors))
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """A single pass."""
@@ -163,6 +153,7 @@ class PublishedACT:
     def __init__(self, directory: Path, checkpoint: ACTCheckpoint) -> None:
         self._directory = directory
         self._checkpoint = checkpoint
+        self.inputs = inputs_of(checkpoint)
         self._shapes = tensor_shapes(directory)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
@@ -184,7 +175,7 @@ class PublishedACT:
         checkpoint = self._checkpoint
         network = read_network(self._directory, checkpoint.config, placement.dtype, placement.device)
         place = placement.device if placement.preprocess_on_device else CPU
-        return ACTPolicy(checkpoint.config, checkpoint.processors, network, checkpoint.settings, place=place)
+        return ACTPolicy(checkpoint, network, place=place)
 
 
 def read_network(directory: Path, config: ACTConfig, dtype: torch.dtype, device: torch.device) -> ACTNetwork:

@@ -5,6 +5,7 @@ A file edgeflow.json beside the checkpoint gives defaults of the section `policy
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
@@ -13,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
-from edgeflow.policies.family import Settings
+from edgeflow.hub import HUB_ID, cached
+from edgeflow.policies.family import DEFAULTS_FILE, NamedFile, Settings, both
 from edgeflow.policies.lerobot import (
     ABSOLUTE,
     ACTION,
@@ -48,12 +50,11 @@ MOST_TOKENS = 1024
 MOST_DIMS = 1024  # numbers of a padded vector
 EMPTY = "observation.images.empty_camera_"
 """Cameras by which a config counts those that its training did not have; they are never observed."""
-DEFAULTS_FILE = "edgeflow.json"
 MOST_CANDIDATES = 16
 MOST_GUIDANCE = 100.0
 MISSING = {
-    "control_rate_hz": "the checkpoint does not state it: add the rate of the training's data, "
-    'such as "policy": {"control_rate_hz": 30}'
+    "control_rate_hz": "the checkpoint does not state it: set the rate of the training's data, "
+    "such as --set policy.control_rate_hz=30"
 }
 TOKENIZER = "tokenizer_processor"
 BEFORE = (RENAME, BATCH, RELATIVE, NORMALISE, TOKENIZER, DEVICE)
@@ -276,7 +277,11 @@ def load_processors(
     if reads_state:
         before.ordered(NORMALISE, writer)
     shapes: dict[str, tuple[int, ...]] = {camera.name: (3, 1, 1) for camera in config.cameras}
-    normalisation = read_normalisation(directory, before, after, {**shapes, STATE: (config.state,)}, config.action)
+    shapes[STATE] = (config.state,)
+    normalisation, tokenizer = both(
+        lambda: read_normalisation(directory, before, after, shapes, config.action),
+        lambda: find_tokenizer(directory, entry.text("tokenizer_name"), folders),
+    )
     images = [name for name in normalisation.inputs if name != STATE]
     if images:
         raise CheckpointError(f"{PREPROCESSOR}: {images[0]} is normalised by statistics; served: IDENTITY")
@@ -286,23 +291,40 @@ def load_processors(
     return FlowProcessors(
         normalisation,
         at_most(entry, "max_length", config.prompt, MOST_TOKENS),
-        find_tokenizer(directory, entry.text("tokenizer_name"), folders),
+        tokenizer,
     )
 
 
 def find_tokenizer(directory: Path, name: str, folders: tuple[str, ...]) -> Path:
-    """The folder of tokenizer.json: that of the name in the checkpoint, or one of `folders`; CheckpointError without.
+    """The folder of tokenizer.json: of the checkpoint, or else of its repository in the hub's cache.
 
-    name: of the tokenizer, as the checkpoint states it.
+    name: of the tokenizer, as the checkpoint states it. CheckpointError, with the first of `folders`, without one.
     """
+    found = _tokenizer_inside(directory, name, folders)
+    if found is None and HUB_ID.fullmatch(name):
+        found = cached(name, (TOKENIZER_FILE,), TOKENIZER_FILE)
+    if found is None:
+        raise CheckpointError(
+            f"{directory} has no {TOKENIZER_FILE} of {name}, which its pipeline names: run `edgeflow pull` with this "
+            f"model, which fetches it, or put that tokenizer into {directory / folders[0]}"
+        )
+    return found
+
+
+def _tokenizer_inside(directory: Path, name: str, folders: tuple[str, ...]) -> Path | None:
     candidates = [local_folder(directory, each) for each in (name, *folders)]
-    for folder in candidates:
-        if folder is not None and (folder / TOKENIZER_FILE).is_file():
-            return folder
-    raise CheckpointError(
-        f"{directory} has no {TOKENIZER_FILE} of {name}, which its pipeline names: put that tokenizer into "
-        f"{directory / folders[0]}"
-    )
+    return next((each for each in candidates if each is not None and (each / TOKENIZER_FILE).is_file()), None)
+
+
+def named_tokenizer(directory: Path, folders: tuple[str, ...]) -> tuple[NamedFile, ...]:
+    """The tokenizer of another repository that a checkpoint's pipeline names, if the checkpoint lacks it."""
+    pipeline = Fields(PREPROCESSOR, read_json(directory / PREPROCESSOR, required=False))
+    for step in pipeline.objects("steps") if "steps" in pipeline else ():
+        if "registry_name" in step and step.text("registry_name") == TOKENIZER:
+            name = step.object("config").text("tokenizer_name")
+            if HUB_ID.fullmatch(name) and _tokenizer_inside(directory, name, folders) is None:
+                return (NamedFile(repository=name, file=TOKENIZER_FILE, folder=folders[0]),)
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,3 +342,11 @@ def check_weights(directory: Path) -> None:
         open_artifact(directory)
     else:
         find_weights(directory)
+
+
+def read_parts(
+    directory: Path, processors: Callable[[], FlowProcessors], settings: Callable[[], Stated]
+) -> tuple[FlowProcessors, Stated]:
+    """The processors and settings of a directory with weights; one error names all that is missing."""
+    (found, _), read = both(lambda: both(processors, lambda: check_weights(directory)), settings)
+    return found, read

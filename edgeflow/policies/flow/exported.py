@@ -19,7 +19,7 @@ from edgeflow.engine.placement import check_host, check_prompt, check_text
 from edgeflow.engine.policy import Footprint, Placement
 from edgeflow.models.grouped import CROSS, JOINT
 from edgeflow.policies.flow.config import FlowCheckpoint
-from edgeflow.policies.flow.policy import DenoisingPolicy, FlowArchitecture, Texts, TokenizedTexts
+from edgeflow.policies.flow.policy import DenoisingPolicy, FlowArchitecture, Texts, TokenizedTexts, inputs_of
 from edgeflow.policies.lerobot import UNNORM_KEYS
 from edgeflow.policies.tensors import WeightNumbers
 from edgeflow.text.checkpoint_json import Fields
@@ -115,6 +115,7 @@ class StaticFlow:
         self._directory = directory
         self._checkpoint = checkpoint
         self._architecture = architecture
+        self.inputs = inputs_of(checkpoint)
         self._opened = opened = OpenedFlow(directory, architecture)
         settings = checkpoint.settings
         if settings.steps not in (None, opened.steps):

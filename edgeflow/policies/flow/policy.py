@@ -177,6 +177,20 @@ class FlowArchitecture(Generic[Network]):
         )
 
 
+def inputs_of(checkpoint: FlowCheckpoint[Any]) -> PolicyInputs:
+    """Cameras of any size and the state, by their observed names."""
+    config: FlowConfig = checkpoint.config.flow
+    settings, sources = checkpoint.settings, checkpoint.processors.normalisation.sources
+    names = [camera.name for camera in config.cameras if camera.name not in settings.absent_cameras]
+    state = StateSpec(
+        name=sources[STATE],
+        size=config.state,
+        elements=tuple(settings.state_names),
+        units=tuple(settings.state_units),
+    )
+    return PolicyInputs(cameras=tuple(CameraNeed(name=sources[name]) for name in names), state=(state,))
+
+
 class DenoisingPolicy:
     """A flow policy (engine/flow/policy.FlowPolicy).
 
@@ -209,25 +223,10 @@ class DenoisingPolicy:
         self._settings = settings
         self._place = placement.device if placement.preprocess_on_device else CPU
         self._normalisation = normalisation
-        self._cameras = [
-            normalisation.sources[camera.name]
-            for camera in config.cameras
-            if camera.name not in settings.absent_cameras
-        ]
+        self.inputs = inputs_of(checkpoint)
+        self._cameras = [camera.name for camera in self.inputs.cameras]
         self._state = normalisation.sources[STATE]
         self.fixed_rows = architecture.vision.prefix_rows(len(self._cameras), sizes.closing)  # with all cameras
-
-    @property
-    def inputs(self) -> PolicyInputs:
-        """Cameras of any size and the state, by their observed names."""
-        settings = self._settings
-        state = StateSpec(
-            name=self._state,
-            size=self.config.state,
-            elements=tuple(settings.state_names),
-            units=tuple(settings.state_units),
-        )
-        return PolicyInputs(cameras=tuple(CameraNeed(name=name) for name in self._cameras), state=(state,))
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """The prefix, then N steps of all candidates."""
@@ -331,6 +330,7 @@ class PublishedFlow:
         self._directory = directory
         self._checkpoint = checkpoint
         self._architecture = architecture
+        self.inputs = inputs_of(checkpoint)
         self._shapes = tensor_shapes(directory)
         settings = checkpoint.settings
         steps, candidates = settings.steps or architecture.sizes.steps, settings.candidates

@@ -57,4 +57,16 @@ def _load(directory: Path, settings: Settings, options: LoadOptions) -> Publishe
     )
 
 
-OPENVLA = Family(name="openvla", modes=TOKEN_MODES, detect=_detect, check=_check, load=_load, formats=True)
+OPENVLA = Family(
+    name="openvla",
+    modes=TOKEN_MODES,
+    detect=_detect,
+    check=_check,
+    load=_load,
+    formats=True,
+    example={"model": "openvla/openvla-7b", "policy": {RATE: 5.0}, "unnorm_key": "bridge_orig"},
+    decisions={
+        f"policy.{RATE}": "the rate of the training data; 0 if it is not known, and then without look-ahead",
+        "unnorm_key": "the data set of your robot",
+    },
+)

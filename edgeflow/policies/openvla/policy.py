@@ -31,6 +31,7 @@ from edgeflow.policies.tensors import WeightNumbers, pixels
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema
 
+INPUTS = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 PROMPTS = 64  # instructions whose ids are kept
 _BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
 _PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
@@ -58,7 +59,7 @@ class OpenVLAFrames:
         self.config = config
         self.pixel_shape = config.image.shape
         self.fixed_rows = image_tokens
-        self.inputs = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
+        self.inputs = INPUTS
         self.prompt_ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
         self.preprocess = EitherPreprocessor(config.image, place)
         self.action_decoder = ActionDecoder(config)
@@ -140,6 +141,8 @@ def _last_block(shapes: Mapping[str, object], prefix: str) -> int:
 
 class PublishedOpenVLA:
     """A checkpoint whose configuration has been read (engine/policy.Published)."""
+
+    inputs = INPUTS
 
     def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat, control_rate_hz: float) -> None:
         self._directory = directory

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, PlainValidator
 
-from edgeflow.policies.family import Settings, check_files, check_kind
+from edgeflow.policies.family import Settings, both, check_files, check_kind
 from edgeflow.policies.settings import STRICT, Name, validated
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
@@ -84,6 +84,8 @@ class OFTSettings(BaseModel):
         """The settings in force; ConfigError in one line."""
         preset = given.get("preset")
         known = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+        if preset is None and given.keys().isdisjoint(PRESETS["libero"]):
+            raise ConfigError(f"policy.preset: is missing; choose the robot: {', '.join(PRESETS)}")
         missing = dict.fromkeys(cls.model_fields, f"give it, or policy.preset: {', '.join(PRESETS)}")
         settings = validated("openvla_oft", cls, {**known, **given}, missing)
         settings._check_lengths()
@@ -318,6 +320,5 @@ class OFTCheckpoint:
 def read_checkpoint(directory: Path, settings: Settings) -> OFTCheckpoint:
     """Find and check the files; CheckpointError or ConfigError names what is wrong."""
     check_kind(read_json(directory / "config.json"), "model_type", "openvla", family="openvla_oft")
-    chosen = OFTSettings.of(settings)
-    check_files(directory, *REQUIRED)
+    chosen, _ = both(lambda: OFTSettings.of(settings), lambda: check_files(directory, *REQUIRED))
     return OFTCheckpoint(chosen, find_files(directory, chosen), read_statistics(directory, chosen))

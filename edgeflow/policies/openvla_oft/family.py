@@ -5,12 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeflow.policies.family import ONE_PASS_MODES, Family, Settings
-from edgeflow.policies.openvla_oft.config import read_checkpoint
+from edgeflow.policies.family import ONE_PASS_MODES, CheckpointFiles, Family, Settings
+from edgeflow.policies.openvla_oft.config import HEAD, PROPRIO, read_checkpoint
 
 if TYPE_CHECKING:
     from edgeflow.engine.control.engine import EngineOptions, PassEngine
     from edgeflow.engine.policy import LoadOptions, Policy, Published
+
+
+def _detect(files: CheckpointFiles) -> bool:
+    """config.json is that of OpenVLA; the files of its head and its state are not."""
+    return files.config.get("model_type") == "openvla" and any(
+        name.startswith((HEAD, PROPRIO)) and name.endswith(".pt") for name in files.names
+    )
 
 
 def _load(directory: Path, settings: Settings, options: LoadOptions) -> Published:
@@ -32,8 +39,17 @@ def _prepare(policy: Policy, options: EngineOptions) -> PassEngine:
 OPENVLA_OFT = Family(
     name="openvla_oft",
     modes=ONE_PASS_MODES,
-    detect=lambda _: False,  # config.json is that of OpenVLA
+    detect=_detect,
     check=read_checkpoint,
     load=_load,
     prepare=_prepare,
+    example={
+        "model": "moojink/openvla-7b-oft-finetuned-libero-spatial",
+        "policy": {"family": "openvla_oft", "preset": "libero"},
+        "center_crop": True,
+    },
+    decisions={
+        "policy.preset": "the robot: libero, aloha or bridge; single keys override it",
+        "center_crop": "true for fine-tunes with random crops, as the published ones are",
+    },
 )

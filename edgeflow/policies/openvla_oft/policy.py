@@ -71,6 +71,7 @@ class OpenVLAOFTPolicy:
         preprocess_on_device: bool = False,
     ) -> None:
         self.settings = settings
+        self.inputs = inputs_of(settings)
         self.network = network
         self.device, self.dtype = network.device, network.decoder.dtype
         self.numbers = settings.chunk * settings.dims
@@ -82,15 +83,6 @@ class OpenVLAOFTPolicy:
         self._place = self.device if preprocess_on_device else torch.device("cpu")
         self._last_action_id = config.action_vocab - 1
         self._centers = torch.from_numpy(bin_centers(config.n_action_bins)).to(self.device, torch.float32)
-
-    @property
-    def inputs(self) -> PolicyInputs:
-        """Named cameras of any size, a single one of any name, and the state vector."""
-        settings = self.settings
-        cameras = tuple(CameraNeed(name=name, named=settings.images > 1) for name in settings.cameras)
-        elements = tuple(settings.state_names or ())
-        state = (StateSpec(name=STATE, size=settings.proprio, elements=elements),) if settings.proprio else ()
-        return PolicyInputs(cameras=cameras, state=state)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - the same for all data sets
         """A single pass."""
@@ -167,6 +159,14 @@ class OpenVLAOFTPolicy:
         )
 
 
+def inputs_of(settings: OFTSettings) -> PolicyInputs:
+    """Named cameras of any size, a single one of any name, and the state vector."""
+    cameras = tuple(CameraNeed(name=name, named=settings.images > 1) for name in settings.cameras)
+    elements = tuple(settings.state_names or ())
+    state = (StateSpec(name=STATE, size=settings.proprio, elements=elements),) if settings.proprio else ()
+    return PolicyInputs(cameras=cameras, state=state)
+
+
 def fixed_rows(settings: OFTSettings, image_tokens: int) -> int:
     """Rows of a robot besides those of its text: images, state, the numbers of the chunk and the stop token."""
     return settings.images * image_tokens + bool(settings.proprio) + settings.chunk * settings.dims + 1
@@ -191,6 +191,7 @@ class PublishedOpenVLAOFT:
         self._directory = directory
         self._checkpoint = checkpoint
         self.unnorm_keys = tuple(checkpoint.statistics.actions)
+        self.inputs = inputs_of(checkpoint.settings)
         self._config = load_config(directory, center_crop=center_crop)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:

@@ -18,9 +18,9 @@ from edgeflow.policies.flow.config import (
     FlowConfig,
     FlowProcessors,
     FlowSettings,
-    check_weights,
     load_processors,
     read_flow_config,
+    read_parts,
     read_settings,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE
@@ -158,9 +158,11 @@ def _vision(values: Fields, side: int) -> VisionSizes:
 def read_checkpoint(kind: str, directory: Path, settings: Settings) -> FlowCheckpoint[PiConfig]:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
     config = load_config(directory, kind)
-    processors = read_processors(directory, config)
-    check_weights(directory)
-    read = read_settings(kind, directory, settings, config.flow, PiSettings)
+    processors, read = read_parts(
+        directory,
+        lambda: read_processors(directory, config),
+        lambda: read_settings(kind, directory, settings, config.flow, PiSettings),
+    )
     if "vision" in settings and is_artifact(directory):
         raise ConfigError(f"policy.vision: {read.vision}; the graphs of an artifact are in float32: remove it")
     return FlowCheckpoint(replace(config, precision=read.vision), processors, read)

@@ -20,9 +20,23 @@ def _architecture(sizes: config.PiConfig) -> FlowArchitecture[PiNetwork]:
     return architecture_of(sizes)
 
 
+OPENPI_CAMERAS = {"observation.images.base_0_rgb": "observation/exterior_image_1_left"}
+
+
 def _family(kind: str) -> Family:
     load_config = partial(config.load_config, kind=kind)
-    return flow_family(kind, partial(config.read_checkpoint, kind), load_config, _architecture)
+    return flow_family(
+        kind,
+        partial(config.read_checkpoint, kind),
+        load_config,
+        _architecture,
+        folders=config.FOLDERS,
+        example={
+            "model": "OWNER/NAME",
+            "policy": {"control_rate_hz": 15.0, "absent_cameras": [], "rtc": {}},
+            "frontends": {"openpi": {"cameras": OPENPI_CAMERAS}},
+        },
+    )
 
 
 PI0, PI05 = _family(config.PI0), _family(config.PI05)

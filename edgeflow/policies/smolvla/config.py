@@ -15,10 +15,10 @@ from edgeflow.policies.flow.config import (
     FlowConfig,
     FlowProcessors,
     FlowSettings,
-    check_weights,
     find_tokenizer,
     load_processors,
     read_flow_config,
+    read_parts,
     read_settings,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE, local_folder
@@ -238,13 +238,16 @@ def _check_sizes(config: SmolVLAConfig, vlm: Fields, *, whole: bool) -> None:
 
 def read_checkpoint(directory: Path, settings: Settings) -> FlowCheckpoint[SmolVLAConfig]:
     """Read and check all files but the weights, once; CheckpointError or ConfigError names what is wrong."""
-    config = with_special_tokens(directory, load_config(directory))
-    processors = read_processors(directory, config)
-    check_weights(directory)
-    return FlowCheckpoint(config, processors, read_settings("smolvla", directory, settings, config.flow, FlowSettings))
+    config = load_config(directory)
+    processors, read = read_parts(
+        directory,
+        lambda: read_processors(directory, config),
+        lambda: read_settings("smolvla", directory, settings, config.flow, FlowSettings),
+    )
+    return FlowCheckpoint(with_special_tokens(directory, config), processors, read)
 
 
 def read_processors(directory: Path, config: SmolVLAConfig) -> FlowProcessors:
     """Read and check both pipelines."""
-    folders = (config.model, *FOLDERS)
+    folders = (FOLDERS[0], config.model, *FOLDERS[1:])
     return load_processors(directory, config.flow, writer=WRITER, reads_state=False, folders=folders)

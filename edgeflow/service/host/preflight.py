@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.sections import PolicyConfig
 from edgeflow.config.service import ServiceConfig
-from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_model
+from edgeflow.hub import cached
+from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_head, resolve_model
+from edgeflow.policies.family import Family, fetch_named_files
 from edgeflow.policies.registry import family_of, try_plugins
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
@@ -28,10 +31,11 @@ GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "
 def check_configured(config: ServiceConfig) -> None:
     """Check that everything named in a configuration exists: models, profile, overlays, tokens, certificates, device.
 
-    StartError names the key. Nothing is loaded. Models of the hub are fetched by the worker, and checked there.
+    StartError names the key. Nothing is loaded or fetched: of the hub's models only one in its cache is checked.
     """
-    if not is_hub_id(config.model):
-        check_model_directory(resolve_model(config.model), config.policy)
+    path = cached(config.model) if is_hub_id(config.model) else resolve_model(config.model)
+    if path is not None:
+        check_model_directory(path, config.policy)
     chat = config.chat
     if chat.enabled:
         named = {"model": chat.model, "decode_model": chat.decode_model, "eagle3.model": chat.eagle3.model}
@@ -59,6 +63,26 @@ def check_configured(config: ServiceConfig) -> None:
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
 
 
+def fetch_configured(config: ServiceConfig, fetching: Callable[[str], object] = lambda _: None) -> None:
+    """Fetch the models that a configuration names by hub ids, and the tokenizers that they name, where they are not in
+    the hub's cache; CheckpointError says why that is impossible and what to do.
+
+    fetching: called with the name of a model before it is downloaded.
+    """
+    chat, names = config.chat, {"model": config.model}
+    if chat.enabled:
+        names |= {"chat.model": chat.model, "chat.decode_model": chat.decode_model}
+    for key, name in names.items():
+        if is_hub_id(name):
+            if cached(name) is None:
+                fetching(name)
+            path = resolve_model(name, key=key)
+            if key == "model":
+                fetch_named_files(_family_of(path, config.policy), path, inside=False)
+    if chat.enabled and is_hub_id(chat.eagle3.model):
+        resolve_head(chat.eagle3.model, "chat.eagle3.model")
+
+
 def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:
     """Check a model directory and the settings of its policy; typed StartErrors name what is missing, truncated or
     unsupported.
@@ -68,8 +92,7 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
         raise CheckpointError(f"model: {path} has no config.json: {where_it_is(path, config.name)}")
     _read_object(config)
     asked = policy or PolicyConfig()
-    try_plugins(path, asked.family, asked.settings)
-    family_of(path, asked.family).check(path, asked.settings)
+    _family_of(path, asked).check(path, asked.settings)
     if is_artifact(path):
         open_artifact(path)
         return
@@ -78,6 +101,12 @@ def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> Non
             _check_length(file)
         except OSError as error:
             raise CheckpointError(f"model: cannot read {file}: {error.strerror}") from None
+
+
+def _family_of(path: Path, policy: PolicyConfig) -> Family:
+    """The family of a checkpoint, by plug-ins that have been tried."""
+    try_plugins(path, policy.family, policy.settings)
+    return family_of(path, policy.family)
 
 
 def _read_object(file: Path) -> dict[str, object]:

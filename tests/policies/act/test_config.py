@@ -172,7 +172,7 @@ def test_a_checkpoint_is_recognised_by_its_type():
         (
             {},
             "policy.control_rate_hz: is missing; the checkpoint does not state it: "
-            'add the rate of the training\'s data, such as "policy": {"control_rate_hz": 50}',
+            "set the rate of the training's data, such as --set policy.control_rate_hz=50",
         ),
         (
             {**RATE, "preset": "aloha"},

@@ -29,9 +29,11 @@ def directory(tmp_path: Path) -> Path:
     return write_oft(tmp_path / "oft")
 
 
-def test_oft_is_recognised_only_in_recordings(directory: Path):
-    assert family_of(directory).name == recorded_family(directory).name == "openvla"
-    assert family_of(directory, "openvla_oft").name == "openvla_oft"
+def test_oft_is_recognised_by_its_files_or_in_recordings(directory: Path):
+    assert family_of(directory).name == recorded_family(directory).name == "openvla_oft"
+    assert family_of(directory, "openvla").name == "openvla"
+    for name in (HEAD, PROPRIO):
+        (directory / name).unlink()
     (directory / "cases.json").write_text(json.dumps({"constants": {"NUM_ACTIONS_CHUNK": 8}}))
     assert family_of(directory).name == "openvla"
     assert recorded_family(directory).name == "openvla_oft"
@@ -111,7 +113,7 @@ def test_wrong_settings_files_and_statistics_are_found_without_weights(directory
     (directory / "model.safetensors").unlink()
     OPENVLA_OFT.check(directory, SETTINGS)
     for settings, message in (
-        ({}, "policy.chunk: is missing"),
+        ({}, "policy.preset: is missing; choose the robot: libero, aloha, bridge"),
         ({**SETTINGS, "dims": 6}, "policy.dims: is 6; actions in dataset_statistics.json have 5"),
         ({**SETTINGS, "step": 7}, "policy.step: "),
     ):

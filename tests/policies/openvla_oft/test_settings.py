@@ -36,7 +36,8 @@ def test_keys_override_the_preset():
 
 
 WRONG = [
-    ({}, f"policy.chunk: {MISSING}; policy.dims: {MISSING}; policy.proprio: {MISSING}"),
+    ({}, "policy.preset: is missing; choose the robot: libero, aloha, bridge"),
+    ({"images": 1}, f"policy.chunk: {MISSING}; policy.dims: {MISSING}; policy.proprio: {MISSING}"),
     ({key: value for key, value in PLAIN.items() if key != "control_rate_hz"},
      f"policy.control_rate_hz: {MISSING}"),
     ({"preset": "franka"}, "policy.preset: \"franka\" should be 'libero', 'aloha' or 'bridge'"),

@@ -80,6 +80,11 @@ def preprocessing(
         },
     }
     if processors is not None:
+        if not processors.tokenizer.is_relative_to(directory):
+            raise CheckpointError(
+                f"{directory} lacks its tokenizer, which is in the hub's cache: run `edgeflow pull` with a folder that "
+                "holds both, and export that"
+            )
         tokenizer = (processors.tokenizer / TOKENIZER_FILE).relative_to(directory)
         described["text"] = {"tokens": processors.tokens, "tokenizer": tokenizer.as_posix()}
         normalisation = processors.normalisation

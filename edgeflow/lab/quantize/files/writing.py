@@ -10,13 +10,13 @@ from typing import Any
 from safetensors import safe_open
 from torch import Tensor
 
+from edgeflow.hub import HUB_FILES
 from edgeflow.kernels.awq import AwqWeight
 from edgeflow.lab.outputs import write_json, write_tensors
 from edgeflow.lab.quantize.files.quantised import Storing, gemm_tensors, in_float16
 from edgeflow.lab.quantize.files.source import Source
 from edgeflow.lab.quantize.search.choices import BlockChoice
 from edgeflow.lab.quantize.search.decoder import padded
-from edgeflow.model_paths import HUB_FILES
 from edgeflow.models.checkpoint import CONFIG_FILE, FLOATS
 from edgeflow.models.quantization import BITS, VERSION
 from edgeflow.text.weight_files import INDEX_FILE, find_weights

@@ -17,8 +17,7 @@ from edgeflow.engine.policy import LoadOptions, Placement
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.openvla_policy import embed_prefill
-from edgeflow.policies.family import Family
-from edgeflow.policies.flow.config import DEFAULTS_FILE
+from edgeflow.policies.family import DEFAULTS_FILE, Family
 from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError, InvalidArgument
 
