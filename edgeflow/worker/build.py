@@ -26,8 +26,10 @@ from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placemen
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options
+from edgeflow.model_paths import is_hub_id
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.models.quantization import reject_conversion
+from edgeflow.policies.family import fetch_named_files
 from edgeflow.policies.registry import family_of
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
@@ -63,6 +65,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
     family = family_of(path, config.policy.family)
+    if is_hub_id(config.model):
+        fetch_named_files(family, path, inside=False)  # control has done so for a service
     reject_conversion(path, config.weights, "weights")
     published = family.load(path, config.policy.settings, LoadOptions(center_crop=config.center_crop))
     keys = published.unnorm_keys  # before the slow part, so that a wrong key is reported at once

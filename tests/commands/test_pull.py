@@ -10,6 +10,7 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
+import edgeflow
 from edgeflow.cli import app
 from edgeflow.config.service import ServiceConfig, load_config
 from edgeflow.hub import cached
@@ -81,6 +82,11 @@ def test_serve_fetches_what_pull_does(hub: LocalHub):
     assert cached(VLM) is None  # which would have its weights
     with pytest.raises(ConfigError, match="control_rate_hz: is missing"):
         check_configured(load_config(None, {"model": MODEL}))
+
+
+def test_a_model_in_process_gets_its_tokenizer_too(hub: LocalHub):
+    with edgeflow.load(MODEL, policy={"control_rate_hz": 30.0}, device="cpu", max_sessions=1) as policy:
+        assert [each.name for each in policy.inputs.cameras] == ["observation.images.top", "observation.images.wrist"]
 
 
 def test_a_folder_gets_everything_and_needs_no_cache(hub: LocalHub, tmp_path: Path):
