@@ -52,7 +52,13 @@ def test_a_restarted_worker_calibrates_again_where_it_replays_other_passes(
     torch.set_num_threads(1)
     engine = replaying(JOINT_SHAPE) if recorded else engine_of(TinyFlowPolicy(JOINT_SHAPE), 1)
     built = BuiltEngine(
-        engine=engine, limits=limits_for(PASSES), device_name="", model_fingerprint="", memory="", rounds=False
+        engine=engine,
+        limits=limits_for(PASSES),
+        family="",
+        device_name="",
+        model_fingerprint="",
+        memory="",
+        rounds=False,
     )
     monkeypatch.setattr(main, "build_engine", lambda *_: built)
     channel = OneFrame()
