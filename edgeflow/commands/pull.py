@@ -107,7 +107,19 @@ def policy(name: str, directory: Path, family: Family) -> PulledModel:
     stated = ({RATE: None} if meaning else {}) | meaning | read_json(directory / DEFAULTS_FILE, required=False)
     config["policy"] = {key: value for key, value in config.pop("policy", {}).items() if key not in stated}
     settings = {key: value for key, value in config["policy"].items() if key != "family"}
-    family.check(directory, settings)
+    try:
+        family.check(directory, settings)
+    except ConfigError as error:  # another setting than the example's is needed: say which
+        key, _, text = error.text.partition(": ")
+        return PulledModel(
+            model=name,
+            directory=str(directory),
+            family=family.name,
+            weight_bytes=stored_bytes(directory),
+            decide={key: text, **family.decisions},
+            config=config,
+            command=_command(name),
+        )
     crop = bool(config.get("center_crop", False))
     published = family.load(directory, settings, LoadOptions(center_crop=crop))
     decide = dict(family.decisions)
@@ -146,16 +158,22 @@ def policy(name: str, directory: Path, family: Family) -> PulledModel:
     )
 
 
+def stored_bytes(directory: Path) -> dict[str, int]:
+    """The size of the files of weights."""
+    from edgeflow.text.weight_files import find_weights
+
+    return {"stored": sum(path.stat().st_size for path in find_weights(directory).paths)}
+
+
 def chat_model(name: str, directory: Path) -> PulledModel:
     """A chat model; CheckpointError says what is wrong with it."""
     from edgeflow.models.published import read_published
-    from edgeflow.text.weight_files import find_weights
 
     return PulledModel(
         model=name,
         directory=str(directory),
         family=read_published(directory).family,
-        weight_bytes={"stored": sum(path.stat().st_size for path in find_weights(directory).paths)},
+        weight_bytes=stored_bytes(directory),
         config={"chat": {"model": name}},
         command=_command(name),
     )

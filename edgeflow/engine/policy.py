@@ -75,6 +75,13 @@ class Policy(Protocol):
         ...
 
 
+POLICY_PARTS = (
+    *("fixed_rows", "unusual_states", "inputs", "unnorm_keys", "rtc"),
+    *("program", "text_rows", "prepare", "action_schema"),
+)
+"""The attributes and methods of every policy."""
+
+
 class TokenPolicy(Policy, Protocol):
     """A vision-language-action model that answers a frame with K action tokens."""
 

@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_FLOW, EMBEDDED_LOGS, EMBEDDED_MODEL
 from edgeflow.openmp import limit_spinning
+from edgeflow_client.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgeflow.config.service import ServiceConfig
@@ -24,7 +26,11 @@ def load(model: str | Path, *, config: str | Path | None = None, **settings: Any
 
     torch computes with `threads` threads (1 unless set) in the whole process from then on, as in a worker.
     """
+    _reject_other_kind("load_chat", model, (EMBEDDED_CHAT, EMBEDDED_LOGS))
     configured = _configured("model", model, config, settings)
+    from edgeflow.policies.registry import try_plugins
+
+    try_plugins(configured.model_path, configured.policy.family, configured.policy.settings)
     from edgeflow.in_process.policy import LocalPolicy
 
     return LocalPolicy(configured)
@@ -36,10 +42,17 @@ def load_chat(model: str | Path, *, config: str | Path | None = None, **settings
     model: a checkpoint directory, a hub id, or an embedded model: demo-chat, demo-logs. config, settings: as in `load`;
     what chat reads are `device`, `threads`, `graphs` and the section `chat`, as in `chat={"capacity": 4096}`.
     """
+    _reject_other_kind("load", model, (EMBEDDED_MODEL, EMBEDDED_FLOW))
     configured = _configured("chat.model", model, config, settings)
     from edgeflow.in_process.chat import LocalChat
 
     return LocalChat(configured)
+
+
+def _reject_other_kind(function: str, model: str | Path, names: tuple[str, ...]) -> None:
+    """Raise ConfigError for an embedded model that the other function loads."""
+    if model in names:
+        raise ConfigError(f"model: {model} is loaded with edgeflow.{function}")
 
 
 def _configured(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from itertools import count
 from types import TracebackType
 from typing import Any
 
@@ -38,8 +40,10 @@ from edgeflow_client.errors import (
     ConfigError,
     FailedPrecondition,
     Internal,
+    InvalidArgument,
     OutOfRange,
     RequestError,
+    ResourceExhausted,
 )
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Mode
@@ -84,6 +88,7 @@ class LocalPolicy:
         self._reads_text = policy.text_rows(INSTRUCTION) > 0
         self._limits = replace(self._built.limits, drain_after_ns=0)  # no frame comes while one is answered
         self._closed = False
+        self._one_caller = threading.Lock()
         self._begin()
         self._try()
 
@@ -117,6 +122,10 @@ class LocalPolicy:
         Errors as in `infer`; one wrong observation rejects all. ResourceExhausted for more robots than `max_sessions`.
         """
         self._check_open()
+        given: object = observations
+        if not isinstance(given, Mapping):
+            text = f"must be a dict of observations by robot, got {type(given).__name__}"
+            raise InvalidArgument(text, field="observations")
         checked = {robot: self._checked(each, robot, f"{robot!r}") for robot, each in observations.items()}
         return self._chunks(checked)
 
@@ -130,6 +139,13 @@ class LocalPolicy:
         if found is not None:
             found.stamp_ns = 0
             self._new_epoch(found)
+
+    def forget(self, robot: Hashable) -> None:
+        """Give the place of a robot to others."""
+        self._check_open()
+        found = self._robots.pop(robot, None)
+        if found is not None:
+            self._worker.inbox.put(CloseSession(found.session))
 
     def close(self) -> None:
         """Free the model's memory. A closed policy answers no more."""
@@ -151,6 +167,7 @@ class LocalPolicy:
         engine = self._built.engine
         self._published: list[Message] = []
         self._robots: dict[Hashable, _LocalRobot] = {}
+        self._sessions = count(1)
         self._worker = Worker(
             engine,
             Scheduler(self._limits, whole=engine.runs_whole),
@@ -174,7 +191,7 @@ class LocalPolicy:
         with uncounted(self._policy):
             (answer,) = self._answers({None: checked}).values()
         if isinstance(answer, FrameResult) and not answer.valid:
-            raise CheckpointError("model: its answers are not finite: the checkpoint is damaged; copy it again")
+            raise CheckpointError("model: its answers are not finite: the checkpoint is damaged, or a plug-in is wrong")
         self._leave()
 
     def _leave(self) -> None:
@@ -216,9 +233,17 @@ class LocalPolicy:
 
     def _answers(self, checked: Mapping[Hashable, EncodedObservation]) -> dict[Hashable, FrameResult | FrameDropped]:
         """Submit a frame of each robot and step the loop until all are answered."""
+        new, most = [robot for robot in checked if robot not in self._robots], self._limits.max_sessions
+        if len(self._robots) + len(new) > most:
+            raise ResourceExhausted(
+                f"{len(self._robots) + len(new)} robots; the policy was loaded for {most}: `forget` some, or load it "
+                f"with max_sessions={len(self._robots) + len(new)}"
+            )
+        if not self._one_caller.acquire(blocking=False):
+            raise FailedPrecondition("another thread is asking this policy: let one thread at a time use it")
         try:
             with torch.no_grad():
-                for robot in checked:
+                for robot in new:
                     self._open(robot)
                 waiting = {self._robots[robot].session: robot for robot in checked}
                 for robot, each in checked.items():
@@ -239,13 +264,13 @@ class LocalPolicy:
                 self._leave()
             self._begin()
             raise
+        finally:
+            self._one_caller.release()
         return {robot: found[robot] for robot in checked}
 
     def _open(self, robot: Hashable) -> None:
         """Give a new robot its session; RequestErrors where there is none left."""
-        if robot in self._robots:
-            return
-        session = len(self._robots) + 1
+        session = next(self._sessions)
         self._worker.inbox.put(
             OpenSession(session=session, epoch=1, pace=self._pace(), unnorm_key="", instruction=INSTRUCTION)
         )

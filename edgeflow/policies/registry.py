@@ -127,7 +127,8 @@ def _named(name: str, key: str = "policy.family") -> Family:
 
 
 def _names() -> str:
-    return ", ".join(dict.fromkeys([*(family.name for family in FAMILIES), *plugins()]))
+    usable = [name for name, plugin in plugins().items() if not plugin.fault]
+    return ", ".join(dict.fromkeys([*(family.name for family in FAMILIES), *usable]))
 
 
 def _origin(entry: EntryPoint) -> str:

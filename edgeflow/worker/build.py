@@ -22,7 +22,7 @@ from edgeflow.engine.placement import (
     runtime_of,
     set_precision,
 )
-from edgeflow.engine.policy import INSTRUCTION, Footprint, LoadOptions, Placement, Policy
+from edgeflow.engine.policy import INSTRUCTION, POLICY_PARTS, Footprint, LoadOptions, Placement, Policy
 from edgeflow.kernels.kv.formats import DENSE
 from edgeflow.kernels.kv.slots import rounded_capacity
 from edgeflow.kernels.table.overlay import tune_options
@@ -180,6 +180,10 @@ def _check_policy(config: ServiceConfig, policy: Policy) -> None:
     """Reject limits that leave no room for a short instruction, limits on motions that this policy does not have, and
     answers that no client could accept.
     """
+    missing = [name for name in POLICY_PARTS if not hasattr(policy, name)]
+    if missing:
+        found = f"policy.family: {type(policy).__name__} has no {' and no '.join(missing)}"
+        raise ConfigError(f"{found}, which every policy needs; see docs/policies/write-your-own.md")
     check_history(policy)
     shortest, limit = policy.text_rows(INSTRUCTION), config.max_prompt_tokens
     if limit < shortest:

@@ -20,6 +20,7 @@ from tests.local_hub import REVISION, TOKEN, LocalHub
 from tests.oracles import RECORDED
 from tests.policies.flow.tiny import change_json, tokenizer, write_checkpoint
 from tests.policies.flow.weights import Tiny
+from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 from tests.stub_policy import stub_checkpoint
 
 MODEL, VLM, LLAMA = "someone/smolvla", "someone/vlm", "someone/llama"
@@ -209,6 +210,12 @@ def test_what_people_read(hub: LocalHub):
     assert result.stdout.endswith("Then: edgeflow serve --config smolvla.json\n")
     shown = result.stdout[result.stdout.index("{") : result.stdout.rindex("}") + 1]
     assert ServiceConfig.model_validate_json(shown).model == MODEL
+
+
+def test_a_robot_that_the_example_does_not_fit_is_a_decision(tmp_path: Path):
+    found = pulled(str(write_oft(tmp_path / "oft", TinyOFT(dims=5))))
+    assert found["decide"]["policy.dims"] == "is 7; actions in dataset_statistics.json have 5"
+    assert found["family"] == "openvla_oft" and found["weight_bytes"]["stored"] > 0
 
 
 @pytest.mark.parametrize("name", ["smolvla", "act", "pi0", "pi05", "openvla", "openvla_oft", "chat"])

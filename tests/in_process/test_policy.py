@@ -104,8 +104,14 @@ def test_robots_share_passes_and_nothing_else(policy: edgeflow.LocalPolicy):
     assert policy._policy.passes == before + 1 and list(found) == list(observations)
     assert len({chunk.values for chunk in found.values()}) == 3
     assert found == {name: policy.infer(each, robot=name) for name, each in observations.items()}
-    with pytest.raises(ResourceExhausted, match="all 3 sessions are in use"):
+    with pytest.raises(ResourceExhausted, match=r"4 robots; the policy was loaded for 3: .* max_sessions=4"):
         policy.infer(OBSERVATION, robot="d")
+    policy.forget("c")
+    with pytest.raises(ResourceExhausted):
+        policy.infer_many({"d": OBSERVATION, "e": OBSERVATION})
+    assert policy.infer(OBSERVATION, robot="d") == found["a"]
+    with pytest.raises(InvalidArgument, match="must be a dict of observations by robot, got list"):
+        policy.infer_many([OBSERVATION])
     with pytest.raises(InvalidArgument, match=r"^'b': no image came"):
         policy.infer_many({"a": OBSERVATION, "b": {}})
 
@@ -160,6 +166,27 @@ def test_an_interrupted_answer_is_nobodys(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(KeyboardInterrupt):
             policy.infer(first)
         assert policy.infer(second) == expected
+
+
+def test_one_thread_at_a_time(policy: edgeflow.LocalPolicy, monkeypatch: pytest.MonkeyPatch):
+    failures = []
+
+    def step(real: Callable[[], bool] = policy._worker.step) -> bool:
+        with pytest.raises(FailedPrecondition, match="another thread is asking this policy") as caught:
+            policy.infer(OBSERVATION)
+        failures.append(caught)
+        return real()
+
+    with monkeypatch.context() as asked:
+        asked.setattr(policy._worker, "step", step)
+        first = policy.infer(OBSERVATION)
+    assert failures and policy.infer(OBSERVATION) == first
+
+
+def test_each_function_names_the_other_for_its_models():
+    for load, model, other in ((edgeflow.load, "demo-chat", "load_chat"), (edgeflow.load_chat, "demo-flow", "load")):
+        with pytest.raises(ConfigError, match=rf"^model: {model} is loaded with edgeflow\.{other}$"):
+            load(model)
 
 
 def test_settings_are_those_of_the_configuration(checkpoint: Path, tmp_path: Path):

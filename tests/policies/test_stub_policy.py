@@ -99,6 +99,12 @@ def test_what_a_history_needs_is_checked_before_robots_come(
     with monkeypatch.context() as changed, pytest.raises(CheckpointError, match=r"StubPolicy .* has no joined"):
         changed.delattr(policy, "joined")
         build(directory)
+    with (
+        monkeypatch.context() as changed,
+        pytest.raises(ConfigError, match="StubPolicy has no rtc, which every policy"),
+    ):
+        changed.delattr(policy, "rtc")
+        build(directory)
     monkeypatch.setattr(policy, "begin", lambda self, session: None, raising=False)
     with pytest.raises(CheckpointError, match="StubPolicy needs both begin"):
         build(directory)

@@ -144,6 +144,7 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(values) if values else 0.0
 
 
+DAMAGED = "the checkpoint is damaged, or a plug-in is wrong"
 FRAMES = 3  # beyond the fill
 BATCH = 2
 SIDE = 64  # pixels of a camera of any size
@@ -187,7 +188,9 @@ def _warm_up_frames(
         scheduler = Scheduler(limits_for(engine.policy.K, shift=shift))
         found = OfflineRun(engine, scheduler, [mode]).decode([frames])[0]
         if not all(decoded.sampled.finite for decoded in (*right, *found)):
-            raise WorkerError("the warm-up pass gave logits that are not finite: the checkpoint is damaged")
+            raise WorkerError(
+                "the warm-up pass gave logits that are not finite: the checkpoint is damaged, or a plug-in is wrong"
+            )
         same = [right[each.sampled.frame.seq - 1] for each in found]  # frames that draft may overtake others
         fault = _objection(same, found, allowed, engine.kv.dtype)
         if fault:
@@ -254,7 +257,9 @@ def _warm_up_chunks(engine: PassEngine, shift: Shift, progress: Progress, *, rou
         progress(how, step, 1 + len(ways))
         together = shared()
         if not (np.isfinite(alone).all() and np.isfinite(together).all()):
-            raise WorkerError("the warm-up pass gave actions that are not finite: the checkpoint is damaged")
+            raise WorkerError(
+                "the warm-up pass gave actions that are not finite: the checkpoint is damaged, or a plug-in is wrong"
+            )
         fault = chunk_objection(alone, together, brighter)
         if fault:
             raise WorkerError(f"the warm-up pass gave other actions {how} than each frame by itself: {fault}")

@@ -9,12 +9,13 @@ from pathlib import Path
 from edgeflow.config.service import ServiceConfig
 from edgeflow.lab.conformance.verdicts import NotConforming, NotJudged
 from edgeflow.policies.family import CheckpointFiles
-from edgeflow.policies.registry import FAMILIES, family_of
+from edgeflow.policies.plugins import TRIAL_S
+from edgeflow.policies.registry import FAMILIES, family_of, plugins, try_plugins
 from edgeflow.text.checkpoint_json import read_json
 
-TIMEOUT_S = 60
-UNKNOWN = 3
+UNKNOWN = 64
 """The exit code where no plug-in recognises a checkpoint."""
+RETURN = "let everything that control imports return: the module of the Family, its detect and its check"
 ADVICE = "everything that control imports (the Family and its check) must import without torch: see write-your-own.md"
 CODE = """
 import contextlib, json
@@ -34,7 +35,7 @@ for plugin in plugins().values():
         cause = error.__cause__ or error
         faults.append(f"{plugin.origin}: {type(cause).__name__}: {cause}")
 else:
-    sys.exit("; ".join(faults) or 3)
+    sys.exit("; ".join(faults) or 64)
 with contextlib.suppress(EdgeflowError):  # "load" reports it
     family.check(directory, settings)
 if "torch" in sys.modules:
@@ -50,15 +51,16 @@ def check_import(config: ServiceConfig, path: Path) -> str:
     built_in = [family.name for family in FAMILIES if (family.name == named if named else family.detect(files))]
     if built_in:
         raise NotJudged(f"{built_in[0]} is built in")
+    try_plugins(path, named, config.policy.settings)
+    for plugin in plugins().values():
+        if plugin.fault and named in ("", plugin.name):
+            raise NotConforming(f"{plugin.origin}: {plugin.fault}", RETURN)
     settings = config.policy.model_dump_json(exclude={"family"})
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}{CODE}", str(path), named, settings]
-    try:
-        process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise NotConforming(f"its import takes more than {TIMEOUT_S} s", ADVICE) from None
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * TRIAL_S, check=False)
     if process.returncode == UNKNOWN:
         family_of(path, named)  # says which families there are
     if process.returncode:
         lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
-        raise NotConforming(lines[-1], ADVICE)
+        raise NotConforming(lines[-1], ADVICE if "torch" in lines[-1] else "see the message")
     return f"{process.stdout.strip()} is imported without torch"

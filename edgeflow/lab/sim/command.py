@@ -78,13 +78,15 @@ def _run(plan: GymPlan, strip_file: Path | None) -> GymRun:
         raise ConfigError(f"names: {plan.environment} is not one of {known}: give --names FILE")
     with ExitStack() as stack:
         robot = stack.enter_context(closing(GymRobot(plan.environment, names, plan.arguments, plan.instruction)))
+        if plan.address is not None and not robot.instruction:
+            raise ConfigError("instruction: a service needs one: give --instruction, or `instruction` in the names")
         frame = robot.reset(plan.seed)
         pilot, policy = _pilot(plan, robot, frame, stack)
         with reporting(Console(stderr=True)) as report:
             seeds = range(plan.seed, plan.seed + plan.episodes)
             episodes, seconds = run_episodes(robot, pilot, seeds, report, strip)
     if strip is not None:
-        strip.write("success" if episodes[0].success else "no success")
+        strip.write("success" if episodes[0].success else "end")
     return GymRun(
         environment=robot.id,
         policy=policy,
@@ -105,12 +107,12 @@ def _pilot(plan: GymPlan, robot: GymRobot, frame: GymFrame, stack: ExitStack) ->
         from edgeflow import load  # loads torch
 
         policy = stack.enter_context(load(plan.model, config=plan.config))
-        robot.check(policy.schema)
+        robot.check(policy.schema, lockstep=True)
         return Lockstep(LocalChunks(policy, frame), robot, plan.rows), plan.model
     client = client_of(
         plan.address or "", robot, frame, real_time=plan.real_time, mode=plan.mode, credentials=plan.credentials
     )
     stack.enter_context(client)
-    robot.check(client.opened.schema)
+    robot.check(client.opened.schema, lockstep=not plan.real_time)
     pilot = RealTime(client, robot) if plan.real_time else Lockstep(ServedChunks(client), robot, plan.rows)
     return pilot, client.opened.model

@@ -17,6 +17,8 @@ from edgeflow.lab.sim.names import RENDERED, NameMap, known
 from edgeflow_client.errors import ConfigError, DependencyError, EdgeflowError
 from edgeflow_client.types import ActionSchema
 
+RATE_SLACK = 0.05
+"""The share by which the rates of policy and environment may differ."""
 Picture: TypeAlias = NDArray[np.uint8]
 Numbers: TypeAlias = NDArray[np.float64]
 
@@ -44,7 +46,8 @@ class GymStep:
 
     frame: GymFrame
     reward: float
-    success: bool
+    success: bool | None
+    """None = the environment has no sign of success."""
     over: bool
     """The episode ended by success, by the environment or by its limit of steps."""
 
@@ -102,7 +105,7 @@ class GymRobot:
         self._steps += 1
         success = self._success(info)
         over = bool(terminated or truncated or success)
-        if over and not self._has_success:
+        if over and not self._has_success and self.names.success:
             raise self._missing("success", "info", self.names.success, info)
         return GymStep(self._frame(observation), float(reward), success, over)
 
@@ -114,9 +117,19 @@ class GymRobot:
         taken = values if self.names.take is None else values[self.names.take]
         return np.asarray(taken * np.asarray(self.names.scale) + np.asarray(self.names.offset), np.float64)
 
-    def check(self, schema: ActionSchema) -> None:
-        """ConfigError unless the policy's answers can be actions of this environment."""
+    def check(self, schema: ActionSchema, *, lockstep: bool) -> None:
+        """ConfigError unless the policy's answers can be actions of this environment.
+
+        lockstep: a row takes a step of the environment, whatever its time.
+        """
         names = self.names
+        policy_hz = 1000 / schema.step_ms if schema.horizon > 1 else self.rate_hz
+        if lockstep and abs(policy_hz / self.rate_hz - 1) > RATE_SLACK:
+            raise ConfigError(
+                f"names.rate_hz: {self.id} takes {self.rate_hz:g} steps per second, and the policy's chunks have "
+                f"{policy_hz:g} rows per second: make both the rate of the training's data, by rate_hz in the names "
+                "and by policy.control_rate_hz in the policy's configuration"
+            )
         indices = range(len(schema.names)) if names.take is None else names.take
         wrong = [index for index in indices if not 0 <= index < len(schema.names)]
         answers = f"the policy answers {len(schema.names)} numbers: {', '.join(schema.names)}"
@@ -174,7 +187,11 @@ class GymRobot:
             raise self._missing(field, "observation", path, self._observation) from None
 
     def _missing(self, key: str, what: str, path: str, given: Any) -> ConfigError:
-        return ConfigError(f"names.{key}: the {what} of {self.id} has no {path!r}; it has {_list(given)}")
+        none = ', or "" if it has none' if key == "success" else ""
+        return ConfigError(
+            f"names.{key}: the {what} of {self.id} has no {path!r}; it has {_list(given)}: give one of these in the "
+            f"names{none}"
+        )
 
     def _rendered(self) -> Picture:
         with _naming(self.id, "render"):
@@ -194,7 +211,9 @@ class GymRobot:
             raise ConfigError(f"names.hold: has {len(still)} numbers; {self.id} takes {self.dims}")
         return still
 
-    def _success(self, info: Mapping[str, Any]) -> bool:
+    def _success(self, info: Mapping[str, Any]) -> bool | None:
+        if not self.names.success:
+            return None
         try:
             success = bool(part_of(info, self.names.success))
         except (LookupError, ValueError):
@@ -214,7 +233,10 @@ def part_of(observation: Any, path: str) -> Any:
     if not bracket:
         return part
     first, _, end = span.removesuffix("]").partition(":")
-    return np.asarray(part)[int(first or 0) : int(end) if end else None]
+    numbers = np.asarray(part)
+    if max(int(first or 0), int(end or 0)) > len(numbers):
+        raise LookupError(span)
+    return numbers[int(first or 0) : int(end) if end else None]
 
 
 def _list(observation: Any) -> str:

@@ -40,7 +40,7 @@ class NameMap(BaseModel):
     rate_hz: float | None = None
     """Control steps per simulated second; None = the environment's `render_fps`."""
     success: str = "is_success"
-    """Path of the sign of success in what the environment's steps report as info."""
+    """Path of the sign of success in what the environment's steps report as info; empty = it has none."""
     take: list[int] | None = None
     """The policy's numbers that the environment gets, in its order; None = all."""
     scale: float | list[float] = 1.0

@@ -31,7 +31,8 @@ class GymEpisode:
     """Results of one episode."""
 
     seed: int
-    success: bool
+    success: bool | None
+    """None = the environment has no sign of success."""
     steps: int
     reward: float
     """The sum over its steps."""
@@ -60,15 +61,18 @@ class GymRun:
     """Control steps that came late."""
 
     @property
-    def success(self) -> Estimate:
-        return wilson(sum(each.success for each in self.episodes), len(self.episodes))
+    def success(self) -> Estimate | None:
+        """The share of episodes with a success; None = the environment has no sign of it."""
+        known = [each.success for each in self.episodes if each.success is not None]
+        return wilson(sum(known), len(known)) if known else None
 
     @property
     def answers_per_s(self) -> float:
         return self.latency_ms.count / self.seconds
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "success": asdict(self.success), "answers_per_s": self.answers_per_s}
+        success = asdict(self.success) if self.success is not None else None
+        return {**asdict(self), "success": success, "answers_per_s": self.answers_per_s}
 
     def table(self) -> FoldingTable:
         """One row per figure, with what it counts."""
@@ -78,8 +82,10 @@ class GymRun:
         most = max(each.most_reward for each in episodes)
         title = escape(f"{self.environment}, {self.policy}, {self.time}")
         table = FoldingTable("", "", title=title, show_header=False)
-        solved = sum(each.success for each in episodes)
-        table.add_row("success", f"{solved} of {len(episodes)}, 95 % interval {success.low:.0%} to {success.high:.0%}")
+        if success is not None:
+            solved = sum(bool(each.success) for each in episodes)
+            interval = f"95 % interval {success.low:.0%} to {success.high:.0%}"
+            table.add_row("success", f"{solved} of {len(episodes)}, {interval}")
         table.add_row("reward", f"{np.mean(rewards):.4g} per episode; best step {most:.4g}")
         table.add_row("length", f"{np.mean(steps):.0f} steps, {np.mean(steps) / self.rate_hz:.1f} s simulated")
         if latency.count:

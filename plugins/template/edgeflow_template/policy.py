@@ -25,6 +25,12 @@ KEYS = ("action",)
 LIMIT = math.pi  # of a joint, in radians
 
 
+def inputs_of(config: TemplateConfig) -> PolicyInputs:
+    """A camera and the joints."""
+    camera = CameraNeed(name=CAMERA, width=config.side, height=config.side)
+    return PolicyInputs(cameras=(camera,), state=(StateSpec(name=STATE, size=config.joints),))
+
+
 class TemplatePolicy:
     """A policy that answers in one pass (OnePassPolicy in edgeflow/engine/policy.py)."""
 
@@ -34,10 +40,7 @@ class TemplatePolicy:
     def __init__(self, config: TemplateConfig, network: TemplateNetwork, placement: Placement) -> None:
         self.config, self.network = config, network
         self.dtype, self.device = placement.dtype, placement.device
-        self.inputs = PolicyInputs(
-            cameras=(CameraNeed(name=CAMERA, width=config.side, height=config.side),),
-            state=(StateSpec(name=STATE, size=config.joints),),
-        )
+        self.inputs = inputs_of(config)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:
         return StageProgram.tokens(1)  # one pass
@@ -85,7 +88,7 @@ class PublishedTemplate:
     unnorm_keys = KEYS
 
     def __init__(self, directory: Path, config: TemplateConfig) -> None:
-        self.directory, self.config = directory, config
+        self.directory, self.config, self.inputs = directory, config, inputs_of(config)
         with torch.device("meta"):  # shapes without memory
             self.network = TemplateNetwork(config)
 

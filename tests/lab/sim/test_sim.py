@@ -107,6 +107,19 @@ def test_a_stop_of_the_service_ends_the_run(address: str, names: Path):
         sim(address, "--names", names, "--instruction", NAN)
 
 
+def test_an_environment_need_not_know_success(stub_plugin, checkpoint: Path, tmp_path: Path):
+    file = written(tmp_path / "names.json", success="")
+    run = sim("--model", checkpoint, "--names", file, "--episodes", 1)
+    assert (run["success"], run["episodes"][0]["success"], run["episodes"][0]["steps"]) == (None, None, LIMIT)
+    shown = CliRunner().invoke(app, ["sim", ENV, "--model", str(checkpoint), "--names", str(file), "--episodes", "1"])
+    assert "reward" in shown.stdout and "success" not in shown.stdout
+
+
+def test_a_service_needs_an_instruction(address: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match="instruction: a service needs one: give --instruction"):
+        sim(address, "--names", written(tmp_path / "names.json", instruction=""))
+
+
 def test_a_strip_shows_the_first_episode(tmp_path: Path, names: Path):
     strip = tmp_path / "strip.png"
     run = sim("--policy", "random", "--names", names, "--episodes", 2, "--strip", strip)
@@ -136,6 +149,8 @@ def test_the_table_has_the_figures(stub_plugin, checkpoint: Path, names: Path):
         ({"take": [2]}, "names.take: 2 is not an index"),
         ({"scale": [1.0, 2.0]}, "names.scale: has 2 numbers"),
         ({"camera": {}}, "names.camera: unknown key; known: cameras"),
+        ({"rate_hz": 10}, "takes 10 steps per second, and the policy's chunks have 20 rows per second: make both"),
+        ({"state": {"position": "arm/position[:3]"}}, r"no 'arm/position\[:3\]'; it has"),
         ({"rate_hz": "fast"}, "names.rate_hz: 'fast' should be a valid number"),
         ({"cameras": {"front": "pixels/top"}}, "the policy needs 'top' 8x8; the robot sends 'front' 8x8"),
         ({"success": "is_success"}, "names.success: the info of .* has no 'is_success'; it has task/done"),
