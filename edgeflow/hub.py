@@ -16,6 +16,7 @@ HEAD_FILES = ("*.json", "*.safetensors", "pytorch_model.bin")
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 ANSWER_S = 10.0
 """Seconds that the hub may take to answer."""
+SHOWN = 200  # characters of an error of the hub's library
 LOG_IN = "run `hf auth login`"
 
 
@@ -76,6 +77,8 @@ def _cause(name: str, error: Exception) -> str:
         return f"{name} is not the name of a repository: give OWNER/NAME"
     if isinstance(error, OSError) and error.errno and error.strerror and not isinstance(error, ConnectionError):
         return f"{name} could not be fetched: {error.strerror}"
+    if isinstance(error, ValueError) and not isinstance(error, OSError):
+        return f"{name} could not be fetched: {' '.join(str(error).split())[:SHOWN]}"
     offline = f"{constants.ENDPOINT} cannot be reached: go online"
     return (
         f"{name} could not be fetched, {'HF_HUB_OFFLINE is set: unset it' if constants.HF_HUB_OFFLINE else offline}, "

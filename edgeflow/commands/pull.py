@@ -71,11 +71,15 @@ def pull(
     directory = fetch(model, "model", folder=to) if from_hub else resolve_model(model, chat=True)
     name = model if to is None else str(to)
     try:
-        try_plugins(directory, "", {})
-        if detected(directory) is None and read_json(directory / "config.json").get("model_type") in CHAT:
+        plugin = try_plugins(directory, "", {})
+        if (
+            not plugin
+            and detected(directory) is None
+            and read_json(directory / "config.json").get("model_type") in CHAT
+        ):
             found = chat_model(name, directory)
         else:
-            family = family_of(directory)
+            family = family_of(directory, plugin)
             fetch_named_files(family, directory, inside=to is not None or not from_hub)
             found = policy(name, directory, family)
     except StartError as error:

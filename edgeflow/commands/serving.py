@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import threading
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -73,6 +75,7 @@ def serve(
 
     SIGTERM or Ctrl-C ends the sessions in an orderly way and exits with code 0.
     """
+    threads = threading.enumerate()
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # otherwise strangers' handshakes fill the log
     from edgeflow.service.host.output import Output
     from edgeflow.service.host.resources import check_limits
@@ -111,6 +114,9 @@ def serve(
                 raise
             log.event("failed", text=" ".join(error.text.split()))
             code = 2 if isinstance(error, StartError) else 1
+    if any(not each.daemon for each in threading.enumerate() if each not in threads):
+        sys.stdout.flush()
+        os._exit(code)  # a thread of a plug-in would keep the process
     raise typer.Exit(code)
 
 

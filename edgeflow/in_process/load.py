@@ -30,7 +30,9 @@ def load(model: str | Path, *, config: str | Path | None = None, **settings: Any
     configured = _configured("model", model, config, settings)
     from edgeflow.policies.registry import try_plugins
 
-    try_plugins(configured.model_path, configured.policy.family, configured.policy.settings)
+    policy = configured.policy
+    if plugin := try_plugins(configured.model_path, policy.family, policy.settings):
+        configured = configured.model_copy(update={"policy": policy.model_copy(update={"family": plugin})})
     from edgeflow.in_process.policy import LocalPolicy
 
     return LocalPolicy(configured)

@@ -107,6 +107,8 @@ def _instruction(observation: Mapping[str, Any], *, needed: bool) -> str:
     text = observation.get(INSTRUCTION, "")
     if not isinstance(text, str):
         raise InvalidArgument(f"{INSTRUCTION!r} must be a text, got {type(text).__name__}")
+    if not text.isascii() and any("\ud800" <= each <= "\udfff" for each in text):
+        raise InvalidArgument(f"{INSTRUCTION!r} is not a text: it has half of a character")
     if needed and not text.strip():
         text = f"{INSTRUCTION!r} is missing or empty: this policy follows one, such as 'grasp the red handle'"
         raise InvalidArgument(text, reason=Reason.TEXT_EMPTY)

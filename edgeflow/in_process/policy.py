@@ -192,6 +192,12 @@ class LocalPolicy:
             (answer,) = self._answers({None: checked}).values()
         if isinstance(answer, FrameResult) and not answer.valid:
             raise CheckpointError("model: its answers are not finite: the checkpoint is damaged, or a plug-in is wrong")
+        schema = self._schema
+        if isinstance(answer, FrameResult):
+            found, announced = [answer.chunk.horizon, answer.chunk.dims], [schema.horizon, len(schema.names)]
+            if found != announced:
+                text = f"model: an answer of {type(self._policy).__name__} has shape {found}"
+                raise CheckpointError(f"{text}; its action_schema announces {announced}")
         self._leave()
 
     def _leave(self) -> None:

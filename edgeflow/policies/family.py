@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeflow.hub import cached, fetch
+from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.types import Mode
 
@@ -37,6 +38,11 @@ class CheckpointFiles:
     config: Mapping[str, Any]
     names: frozenset[str] = frozenset()
     """The names of the checkpoint's files."""
+
+    @classmethod
+    def of(cls, directory: Path) -> CheckpointFiles:
+        """Those of a checkpoint; CheckpointError for a config.json that is missing or unreadable."""
+        return cls(read_json(directory / "config.json"), frozenset(path.name for path in directory.iterdir()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,15 +9,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from edgeflow.policies.family import CheckpointFiles, Family, Settings
-from edgeflow.text.checkpoint_json import read_json
-from edgeflow_client.errors import ConfigError
+from edgeflow_client.errors import ConfigError, EdgeflowError
 
 GROUP = "edgeflow.policies"
 TRIAL_S = 20.0
@@ -42,7 +45,7 @@ class Plugin:
     @property
     def origin(self) -> str:
         """Name, distribution and version, for people."""
-        return f"{self.name} of {self.origins[0]}"
+        return f"{self.name} of {' and of '.join(self.origins)}"
 
     @property
     def is_ambiguous(self) -> bool:
@@ -56,23 +59,35 @@ class Plugin:
         if self.fault:
             raise self._unusable(RuntimeError(self.fault), self.fault)
         without_torch = "torch" not in sys.modules
-        try:
+        with self._explained(), _own_signals():
             found = self.entry.load()
-        except (Exception, SystemExit) as error:  # whatever goes wrong inside it
-            raise self._unusable(error) from error
         if not isinstance(found, Family) or found.name != self.name:
             kind = f"a family of the name {found.name}" if isinstance(found, Family) else f"a {type(found).__name__}"
             raise self._unusable(TypeError(f"{self.entry.value} is {kind}, and no Family of the name {self.name}"))
         if without_torch and "torch" in sys.modules:
             raise self._unusable(ImportError("it imports torch, which only its load and prepare may do"))
-        return found
+        return replace(found, check=partial(self._check, found))
 
     def recognises(self, files: CheckpointFiles) -> bool:
         """True for a checkpoint of this family; ConfigError as in `load`."""
         family = self.load()
-        try:
+        with self._explained():
             return family.detect(files)
-        except Exception as error:
+
+    def _check(self, family: Family, directory: Path, settings: Settings) -> object:
+        """The check of a family; ConfigError for an exception that is not its verdict."""
+        with self._explained():
+            return family.check(directory, settings)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what foreign code raises into a ConfigError; what it prints goes to standard error."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except EdgeflowError:
+            raise
+        except (Exception, SystemExit) as error:
             raise self._unusable(error) from error
 
     def tried(self, directory: Path | None = None, settings: Settings | None = None, *, pinned: bool = False) -> Plugin:
@@ -84,17 +99,17 @@ class Plugin:
         code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import _try; _try(*sys.argv[1:])"
         arguments = [self.name, self.entry.value, str(directory or ""), json.dumps([dict(settings or {}), pinned])]
         silent = subprocess.DEVNULL
+        trial = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], stdin=silent, stdout=silent, stderr=silent, start_new_session=True
+        )
         try:
-            done = subprocess.run(
-                [sys.executable, "-c", code, *arguments],
-                stdin=silent,
-                stdout=silent,
-                stderr=silent,
-                timeout=TRIAL_S,
-                check=False,
-            ).returncode
+            done = trial.wait(TRIAL_S)
         except subprocess.TimeoutExpired:
             return replace(self, fault=f"no answer within {TRIAL_S:g} s")
+        finally:
+            with contextlib.suppress(OSError):
+                os.killpg(trial.pid, signal.SIGKILL)  # and what it has started
+            trial.wait()
         if done == TRIED:
             return self
         how = f"with exit code {done}" if done >= 0 else f"by signal {-done}"
@@ -108,6 +123,21 @@ class Plugin:
         return unusable
 
 
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep the handlers of the signals that end a process, which foreign code may replace as it is imported."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for each, handler in handlers.items():
+            if signal.getsignal(each) is not handler:
+                signal.signal(each, handler)
+
+
 def _try(name: str, value: str, directory: str, asked: str) -> None:
     """The trial of a plug-in, in its process. An exception ends it as well as success: it is raised again where the
     plug-in is used.
@@ -117,6 +147,6 @@ def _try(name: str, value: str, directory: str, asked: str) -> None:
         settings, pinned = json.loads(asked)
         family = plugin.load()
         path = Path(directory)
-        if directory and (pinned or plugin.recognises(CheckpointFiles(read_json(path / "config.json")))):
+        if directory and (pinned or plugin.recognises(CheckpointFiles.of(path))):
             family.check(path, settings)
     os._exit(TRIED)

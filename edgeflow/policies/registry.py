@@ -45,13 +45,14 @@ def plugin_of(family: str) -> str:
     return "" if own or family not in plugins() else plugins()[family].origin
 
 
-def try_plugins(directory: Path, configured: str, settings: Settings) -> None:
-    """Try the plug-ins that will be asked about a checkpoint. Those that hang, or end their process, cannot be used
-    from then on.
+def try_plugins(directory: Path, configured: str, settings: Settings) -> str:
+    """Try the plug-ins that will be asked about a checkpoint, and return the name of the one that serves it: "" for a
+    built-in family, and where none does.
 
-    configured, settings: of the configuration's section `policy`.
+    Those that hang, or end their process, cannot be used from then on. configured, settings: of the configuration's
+    section `policy`.
     """
-    files = _files_of(directory)
+    files = CheckpointFiles.of(directory)
     if configured:
         asked = [configured] if configured in plugins() else []
     else:
@@ -62,8 +63,9 @@ def try_plugins(directory: Path, configured: str, settings: Settings) -> None:
             continue
         plugins()[name] = tried = plugin.tried(directory, settings, pinned=bool(configured))
         with contextlib.suppress(ConfigError):
-            if tried.recognises(files):
-                return
+            if configured or tried.recognises(files):
+                return name
+    return ""
 
 
 def family_of(directory: Path, configured: str = "") -> Family:
@@ -91,7 +93,7 @@ def detected(directory: Path) -> Family | None:
 
 def _search(directory: Path) -> tuple[Family | None, list[str]]:
     """The family of a checkpoint's files; where none recognises them, the plug-ins that could not be loaded."""
-    files = _files_of(directory)
+    files = CheckpointFiles.of(directory)
     found = next((family for family in FAMILIES if family.detect(files)), None)
     if found is not None:
         return found, []
@@ -103,11 +105,6 @@ def _search(directory: Path) -> tuple[Family | None, list[str]]:
         except ConfigError as error:
             problems.append(error.text)
     return None, problems
-
-
-def _files_of(directory: Path) -> CheckpointFiles:
-    config = read_json(directory / "config.json")
-    return CheckpointFiles(config, frozenset(path.name for path in directory.iterdir()))
 
 
 def example_of(name: str) -> Mapping[str, Any]:

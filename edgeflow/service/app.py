@@ -174,7 +174,10 @@ class Service:
         config = self._config
         for text in config.warnings:
             self._log.event("warning", text=text)
-        check_configured(config)
+        if plugin := check_configured(config):
+            self.supervisor.plugin = plugins()[plugin].origin
+            if self._workers is not None:
+                self._workers.pin_family(plugin)
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()

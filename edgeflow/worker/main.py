@@ -53,8 +53,10 @@ def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | 
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
-        failed = WorkerFailed(type(error).__name__, error.text)
-    except Exception as error:
+        plugin = _plugin(settings)
+        named = f" ({plugin})" if plugin and plugin not in error.text else ""
+        failed = WorkerFailed(type(error).__name__, error.text + named)
+    except (Exception, SystemExit) as error:
         plugin = _plugin(settings)
         if not plugin:
             raise
@@ -75,7 +77,7 @@ def _plugin(settings: ServiceConfig | None) -> str:
         return ""
 
 
-def plugin_fault(plugin: str, error: Exception) -> str:
+def plugin_fault(plugin: str, error: BaseException) -> str:
     """An exception of a plug-in in one line, with the place where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     text = "".join(each if each.isprintable() else " " for each in str(error))[:SHOWN]

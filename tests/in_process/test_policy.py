@@ -13,6 +13,7 @@ import pytest
 
 import edgeflow
 from edgeflow_client.errors import (
+    CheckpointError,
     ConfigError,
     EdgeflowError,
     FailedPrecondition,
@@ -62,6 +63,7 @@ def test_the_answer_is_the_policys(policy: edgeflow.LocalPolicy):
         ({"observation.state": ["a", "b", "c"]}, "must be 3 numbers, got ndarray"),
         ({"front": TOP, "speed": [1.0]}, "the policy has no 'front', 'speed': the policy needs"),
         ({"instruction": 5}, "'instruction' must be a text, got int"),
+        ({"instruction": "a\ud800"}, "'instruction' is not a text: it has half of a character"),
         ({"stamp_ns": 1.5}, "'stamp_ns' must be an integer"),
     ],
 )
@@ -181,6 +183,16 @@ def test_one_thread_at_a_time(policy: edgeflow.LocalPolicy, monkeypatch: pytest.
         asked.setattr(policy._worker, "step", step)
         first = policy.infer(OBSERVATION)
     assert failures and policy.infer(OBSERVATION) == first
+
+
+def test_an_answer_that_is_not_as_announced_is_found_as_it_is_loaded(checkpoint: Path, monkeypatch: pytest.MonkeyPatch):
+    with edgeflow.load(checkpoint) as policy:
+        kind = type(policy._policy)
+    monkeypatch.setattr(kind, "actions", lambda self, values, key: values[:2])
+    with pytest.raises(
+        CheckpointError, match=r"of StubPolicy has shape \[2, 5\]; its action_schema announces \[8, 5\]"
+    ):
+        edgeflow.load(checkpoint)
 
 
 def test_each_function_names_the_other_for_its_models():

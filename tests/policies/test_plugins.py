@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from edgeflow.config.sections import PolicyConfig
 from edgeflow.contract import Image, Observation
 from edgeflow.lab.verify.checkpoint import verify_checkpoint
 from edgeflow.policies import registry
-from edgeflow.policies.registry import detected, family_of, plugin_of
+from edgeflow.policies.registry import detected, family_of, plugin_of, try_plugins
 from edgeflow.service.host.preflight import check_model_directory
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.act.checkpoint import write_checkpoint
@@ -158,6 +159,33 @@ def test_a_plug_in_that_ends_its_process_or_keeps_it_busy_disturbs_no_other(
         check_model_directory(folder_of(tmp_path / "sound", kind="sound"))
     assert family_of(tmp_path / "sound").name == "sound"
     assert plugin_of("sound") == "sound of robot-sound 2.5" and plugin_of("act") == ""
+
+
+CLAIMS = FAMILY.replace('files.config["kind"] == "other"', "True")
+"""It recognises every checkpoint."""
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", CLAIMS.replace("True", "__import__('os')._exit(0)")])
+def test_the_next_plug_in_serves_where_the_first_ends_its_process(install: Install, tmp_path: Path, code: str):
+    install(code)
+    install(CLAIMS.replace('"other"', '"sound"'), distribution="robot-sound", name="sound")
+    directory = folder_of(tmp_path / "some", type="x")
+    assert try_plugins(directory, "", {}) == "sound"
+    assert family_of(directory, "sound").name == "sound"
+
+
+def test_what_a_plug_in_does_at_its_import_and_in_its_check_stays_its_own(
+    install: Install, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = signal.getsignal(signal.SIGTERM)
+    install(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('hello')\n"
+        + FAMILY.replace("def none(*_): ...", "def none(*_): raise SystemExit('bye')")
+    )
+    with pytest.raises(ConfigError, match=r"^policy\.family: other of robot-other 2\.5 cannot be used \(SystemExit\)"):
+        check_model_directory(folder_of(tmp_path / "some", kind="other"), PolicyConfig(family="other"))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert capsys.readouterr() == ("", "hello\n")
 
 
 def test_a_plug_in_that_fails_on_files_disturbs_no_other(install: Install, tmp_path: Path):

@@ -6,6 +6,7 @@ what the robot sent, and not from when passes ran or which robots shared them.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, Protocol, cast
 
-from edgeflow.contract import Observation, ObservationWindow, PolicyInputs
+from edgeflow.contract import CHANNELS, Observation, ObservationWindow, PolicyInputs
+from edgeflow.engine.control.samples import SIDE
 from edgeflow.engine.policy import Policy
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow_client.errors import CheckpointError, RequestError, WorkerError
@@ -81,12 +83,26 @@ def observation_of(message: SubmitFrame, inputs: PolicyInputs, session: int = 0)
     )
 
 
+def kept_bytes(inputs: PolicyInputs) -> int:
+    """The most memory of the observations that a session keeps, with pixels in float32; 0 without a history.
+
+    A camera of any size counts with SIDE x SIDE pixels.
+    """
+    if inputs.history == 1:
+        return 0
+    kept = inputs.history + (THINNEST * (inputs.history - 1) if inputs.history_step_ms else 0)
+    pixels = sum((each.height or SIDE) * (each.width or SIDE) for each in inputs.cameras)
+    return kept * (CHANNELS * pixels + inputs.numbers) * 4
+
+
 @dataclass(slots=True)
 class _Seen:
     """An observation, prepared when it is first needed."""
 
     message: SubmitFrame
     prepared: Any = None
+    rejected: bool = False
+    """The policy rejected it, so that it does not count."""
 
     @property
     def stamp_ns(self) -> int:
@@ -117,21 +133,27 @@ class SessionHistory:
     def prompt(self, message: SubmitFrame) -> Any:
         """The inputs of the answer to a frame that was added. RequestError as in Policy.prepare."""
         if not self._number and has_sessions(self._policy):
-            self._number = next(self._numbers)
-            cast("SessionPolicy", self._policy).begin(self._number)
+            number = next(self._numbers)
+            cast("SessionPolicy", self._policy).begin(number)
+            self._number = number
         count = self._policy.inputs.history
         if count == 1:
             return self._prepared(message)
-        seen = [each for each in self._seen if each.message.seq <= message.seq]
+        seen = [each for each in self._seen if each.message.seq <= message.seq and not each.rejected]
         if not seen or seen[-1].message.seq != message.seq:
             seen.append(_Seen(message))
         self._prepare(seen[-1])
         while True:
             chosen = [seen[index] for index in picked([each.stamp_ns for each in seen], count, self._step_ns)]
-            broken = next((each for each in chosen[:-1] if not self._is_prepared(each)), None)
-            if broken is None:
+            rejected = next((each for each in chosen[:-1] if not self._is_prepared(each)), None)
+            if rejected is None:
                 return self._joined(chosen)
-            seen.remove(broken)
+            seen.remove(rejected)
+
+    def remove(self, message: SubmitFrame) -> None:
+        """An observation that was added is rejected, and does not count."""
+        for each in self._seen:
+            each.rejected |= each.message.seq == message.seq
 
     def enter(self, epoch: int) -> None:
         """An epoch begins; a new one knows nothing of those before."""
@@ -160,17 +182,18 @@ class SessionHistory:
 
     def _prepare(self, seen: _Seen) -> None:
         if seen.prepared is None:
-            seen.prepared = self._prepared(seen.message)
+            try:
+                seen.prepared = self._prepared(seen.message)
+            except RequestError:
+                seen.rejected = True
+                raise
             seen.message = replace(seen.message, payload=b"")
 
     def _is_prepared(self, seen: _Seen) -> bool:
-        """Prepare an earlier observation; False for one that the policy rejects, which then counts no longer."""
-        try:
+        """Prepare an earlier observation; False for one that the policy rejects."""
+        with contextlib.suppress(RequestError):
             self._prepare(seen)
-        except RequestError:
-            self._seen.remove(seen)
-            return False
-        return True
+        return not seen.rejected
 
     def _joined(self, chosen: Sequence[_Seen]) -> Any:
         gaps_ns = tuple(newer.stamp_ns - older.stamp_ns for older, newer in pairwise(chosen))

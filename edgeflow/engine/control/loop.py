@@ -200,16 +200,18 @@ class ControlLoop:
     def accept(self, message: SubmitFrame, arrived_ns: int) -> None:
         """Offer a frame to the scheduler; the newest of a session wins."""
         ref = _ref(message)
+        opened = self._opened.get(ref.session)
+        if opened is not None:
+            opened.history.add(message)
         try:
             rows = self._rows(message.instruction, state_of(message, self._engine.policy.inputs))
         except RequestError as error:
+            if opened is not None:
+                opened.history.remove(message)
             self._reject(ref, error)
             return
         self._waiting[ref] = message
         self._records[ref] = FrameRecord(message=message, arrived_ns=arrived_ns)
-        opened = self._opened.get(ref.session)
-        if opened is not None:
-            opened.history.add(message)
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
         expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0

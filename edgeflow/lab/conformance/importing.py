@@ -11,7 +11,6 @@ from edgeflow.lab.conformance.verdicts import NotConforming, NotJudged
 from edgeflow.policies.family import CheckpointFiles
 from edgeflow.policies.plugins import TRIAL_S
 from edgeflow.policies.registry import FAMILIES, family_of, plugins, try_plugins
-from edgeflow.text.checkpoint_json import read_json
 
 UNKNOWN = 64
 """The exit code where no plug-in recognises a checkpoint."""
@@ -22,10 +21,9 @@ import contextlib, json
 from pathlib import Path
 from edgeflow.policies.family import CheckpointFiles
 from edgeflow.policies.registry import plugins
-from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import EdgeflowError
 directory, named, settings = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-files, faults = CheckpointFiles(read_json(directory / "config.json")), []
+files, faults = CheckpointFiles.of(directory), []
 for plugin in plugins().values():
     try:
         if plugin.name == named if named else plugin.recognises(files):
@@ -47,7 +45,7 @@ print(plugin.origin)
 def check_import(config: ServiceConfig, path: Path) -> str:
     """A plug-in is imported, and checks a checkpoint, without torch."""
     named = config.policy.family
-    files = CheckpointFiles(read_json(path / "config.json"))
+    files = CheckpointFiles.of(path)
     built_in = [family.name for family in FAMILIES if (family.name == named if named else family.detect(files))]
     if built_in:
         raise NotJudged(f"{built_in[0]} is built in")

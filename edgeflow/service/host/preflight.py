@@ -13,7 +13,7 @@ from edgeflow.config.sections import PolicyConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.hub import cached
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_head, resolve_model
-from edgeflow.policies.family import Family, fetch_named_files
+from edgeflow.policies.family import fetch_named_files
 from edgeflow.policies.registry import family_of, try_plugins
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
@@ -28,14 +28,14 @@ GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
 
 
-def check_configured(config: ServiceConfig) -> None:
+def check_configured(config: ServiceConfig) -> str:
     """Check that everything named in a configuration exists: models, profile, overlays, tokens, certificates, device.
+    Returns the name of the plug-in that serves the policy, "" for a built-in family.
 
     StartError names the key. Nothing is loaded or fetched: of the hub's models only one in its cache is checked.
     """
     path = cached(config.model) if is_hub_id(config.model) else resolve_model(config.model)
-    if path is not None:
-        check_model_directory(path, config.policy)
+    plugin = "" if path is None else check_model_directory(path, config.policy)
     chat = config.chat
     if chat.enabled:
         named = {"model": chat.model, "decode_model": chat.decode_model, "eagle3.model": chat.eagle3.model}
@@ -61,6 +61,7 @@ def check_configured(config: ServiceConfig) -> None:
     may_have_cuda = sys.platform != "linux" or any((DEV / name).exists() for name in GPU_DEVICES)
     if config.device == "cuda" and not may_have_cuda:
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
+    return plugin
 
 
 def fetch_configured(config: ServiceConfig, fetching: Callable[[str], object] = lambda _: None) -> None:
@@ -78,35 +79,32 @@ def fetch_configured(config: ServiceConfig, fetching: Callable[[str], object] = 
                 fetching(name)
             path = resolve_model(name, key=key)
             if key == "model":
-                fetch_named_files(_family_of(path, config.policy), path, inside=False)
+                plugin = try_plugins(path, config.policy.family, config.policy.settings)
+                fetch_named_files(family_of(path, plugin or config.policy.family), path, inside=False)
     if chat.enabled and is_hub_id(chat.eagle3.model):
         resolve_head(chat.eagle3.model, "chat.eagle3.model")
 
 
-def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> None:
+def check_model_directory(path: Path, policy: PolicyConfig | None = None) -> str:
     """Check a model directory and the settings of its policy; typed StartErrors name what is missing, truncated or
-    unsupported.
+    unsupported. Returns the name of the plug-in that serves it, "" for a built-in family.
     """
     config = path / "config.json"
     if not config.is_file():
         raise CheckpointError(f"model: {path} has no config.json: {where_it_is(path, config.name)}")
     _read_object(config)
     asked = policy or PolicyConfig()
-    _family_of(path, asked).check(path, asked.settings)
+    plugin = try_plugins(path, asked.family, asked.settings)
+    family_of(path, plugin or asked.family).check(path, asked.settings)
     if is_artifact(path):
         open_artifact(path)
-        return
+        return plugin
     for file in find_weights(path).paths:
         try:
             _check_length(file)
         except OSError as error:
             raise CheckpointError(f"model: cannot read {file}: {error.strerror}") from None
-
-
-def _family_of(path: Path, policy: PolicyConfig) -> Family:
-    """The family of a checkpoint, by plug-ins that have been tried."""
-    try_plugins(path, policy.family, policy.settings)
-    return family_of(path, policy.family)
+    return plugin
 
 
 def _read_object(file: Path) -> dict[str, object]:

@@ -90,8 +90,17 @@ class Workers:
 
     def without_graphs(self) -> None:
         """Start workers with graphs off from now on."""
+        self._change(self._config.model_copy(update={"graphs": "off"}))
+
+    def pin_family(self, name: str) -> None:
+        """Start workers with this family from now on, so that they ask no plug-in which one serves."""
+        self._change(
+            self._config.model_copy(update={"policy": self._config.policy.model_copy(update={"family": name})})
+        )
+
+    def _change(self, config: ServiceConfig) -> None:
         self._discard(self._take())
-        self._config = self._config.model_copy(update={"graphs": "off"})
+        self._config = config
         self._forget_settings()
 
     def prepare(self) -> None:

@@ -59,12 +59,14 @@ class WorkerListener(Protocol):
 class WorkerLife:
     """One worker, from its launch to its end."""
 
-    def __init__(self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener) -> None:
+    def __init__(
+        self, launch: Launch, clock: Clock, config: ServiceConfig, listener: WorkerListener, plugin: str = ""
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[WorkerReady] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
         self.warnings: tuple[str, ...] = ()
-        self.failure = ""  # its last words; those of a plug-in without any name it
+        self.failure = f"the policy is a plug-in: {plugin}" if plugin else ""  # its last words, if it says any
         self._launch = launch
         self._clock = clock
         self._timing = config.timing
@@ -100,7 +102,8 @@ class WorkerLife:
         took_s += await _listen(self.ready, limit_s)
         if not self.ready.done():
             limits.exceeded(reserve=launched.reserve)
-            raise StartError(f"the worker was not ready after {limit_s:g} s")
+            why = f"; {self.failure}" if self.failure else ""
+            raise StartError(f"the worker was not ready after {limit_s:g} s{why}")
         ready = self.ready.result()
         limits.took(took_s, reserve=launched.reserve)
         return ready
@@ -156,7 +159,6 @@ class WorkerLife:
             case WarmupProgress():
                 self._listener.worker_progress(message)
             case WorkerReady(pass_times=times):
-                self.failure = f"the policy is a plug-in: {message.plugin}" if message.plugin else ""
                 self._progress.expect(max(times.prefill_ns, times.two_prefills_ns, times.packed_ns, times.whole_ns))
                 self._settle(message)
             case WorkerFailed():
@@ -178,7 +180,8 @@ class WorkerLife:
             self.ready.set_result(outcome)
 
     def _on_lost(self, reason: str) -> None:
-        self._settle(StartError("the worker process ended before it was ready"))
+        why = f"; {self.failure}" if self.failure else ""
+        self._settle(StartError(f"the worker process ended before it was ready{why}"))
         if not self._began.done():
             self._began.set_result(None)
         if not self.lost.done():
@@ -213,6 +216,8 @@ class Supervisor:
         self._life: WorkerLife | None = None
         self._task: VitalTask | None = None
         self._no_graphs: tuple[str, ...] = ()
+        self.plugin = ""
+        """The plug-in that brings the policy's family, for messages; "" = none."""
 
     @property
     def writable(self) -> bool:
@@ -256,7 +261,7 @@ class Supervisor:
             return await self._start_life()
 
     async def _start_life(self) -> WorkerReady:
-        life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener)
+        life = self._life = WorkerLife(self._launch, self._clock, self._config, self._listener, self.plugin)
         try:
             ready = await life.start(self._limits)
             self._listener.worker_ready(ready)
@@ -271,6 +276,7 @@ class Supervisor:
             device=ready.device,
             model=ready.model_fingerprint[:12],
             memory=ready.memory,
+            family=ready.family,
             plugin=ready.plugin,
         )
         return ready

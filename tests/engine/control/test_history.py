@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgeflow.contract import Observation, ObservationWindow, Pace, PolicyInputs
-from edgeflow.engine.control.history import SessionHistory, picked
+from edgeflow.contract import CameraNeed, Observation, ObservationWindow, Pace, PolicyInputs
+from edgeflow.engine.control.history import SessionHistory, kept_bytes, picked
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.ipc.messages import (
     CloseSession,
@@ -187,6 +187,44 @@ def test_an_observation_that_the_policy_rejects_does_not_count():
     bench.worker.inbox.put(sent(1, 3, 200))  # supersedes it before anyone has seen that it is dark
     results = [each for each in bench.drain() if isinstance(each, FrameResult)]
     assert [each.seq for each in results] == [3]
+
+
+def test_a_frame_that_is_rejected_still_ends_what_came_before_a_hold():
+    policy = Remembering()
+    bench = OnePassBench(policy, sessions=1)
+    bench.drain()
+    long = {"instruction": "one two three four", "rested": True}
+    for message in (sent(1, 1, 0), sent(1, 2, 100), sent(1, 3, 200, **long), sent(1, 4, 300)):
+        bench.worker.inbox.put(message)
+        bench.drain()
+    assert policy.windows == [(0, 0), (0, 100 * MS), (0, 0)]
+    assert policy.ended == [1]
+
+
+def test_answers_do_not_depend_on_when_a_rejected_observation_was_looked_at():
+    class LightOnly(Remembering):
+        def joined(self, window: ObservationWindow) -> tuple[int, ...]:
+            return window.gaps_ns
+
+    def gaps(looked_at: int) -> tuple[int, ...]:
+        history = SessionHistory(LightOnly(), count(1))
+        messages = [sent(1, seq, 100 * seq, instruction="dark" if seq in (2, 3) else "go") for seq in range(1, 6)]
+        for message in messages:
+            history.add(message)
+            if message.seq == looked_at:
+                with pytest.raises(FailedPrecondition):
+                    history.prompt(message)
+        return history.prompt(messages[-1])
+
+    assert gaps(0) == gaps(2) == gaps(3) == (0, 100 * MS)  # of the two that are left
+
+
+def test_the_memory_of_a_history_is_counted():
+    assert kept_bytes(INPUTS) == 0
+    wide = CameraNeed(name="top", width=64, height=48)
+    for step_ms, kept in ((0.0, 4), (50.0, 16)):
+        inputs = PolicyInputs(cameras=(wide,), history=4, history_step_ms=step_ms)
+        assert kept_bytes(inputs) == kept * 64 * 48 * 3 * 4
 
 
 def naive(stamps: Sequence[int], length: int, step_ns: int) -> list[int]:

@@ -63,7 +63,7 @@ class PolicySource:
 
 def is_policy(folder: Path) -> bool:
     """True for a checkpoint of any policy family."""
-    files = CheckpointFiles(read_json(folder / CONFIG_FILE))
+    files = CheckpointFiles.of(folder)
     return any(family.detect(files) for family in REGISTERED)
 
 
