@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from edgeflow_client.pose import Pose
     from edgeflow_client.rate import RateKeeper
     from edgeflow_client.robot import RobotClient
-    from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, Mode, StateSpec
+    from edgeflow_client.types import ActionSchema, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "CameraSpec",
     "Credentials",
     "EdgeflowError",
+    "Execution",
     "ImageFormat",
     "Mode",
     "Pose",

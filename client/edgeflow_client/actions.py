@@ -16,7 +16,7 @@ from edgeflow_client.pose import Pose, Vector, compose, composed, multiply
 from edgeflow_client.reasons import Reason
 from edgeflow_client.timeline import Timeline
 from edgeflow_client.trajectory import ChunkReport
-from edgeflow_client.types import ActionSchema, Command, StageTimings
+from edgeflow_client.types import ActionSchema, Command, Execution, StageTimings
 
 DISPLACEMENTS = "directive.action.values, the displacements that it answers in"
 PATIENCE = 10  # readings of the wrong kind before it is said
@@ -142,13 +142,21 @@ class Action:
     aging: Aging = OFF
     """How targets allow for the action's age."""
     chunk: Vector = field(default_factory=_no_chunk)
-    """[horizon, dims]: all rows after blending. `values` is row `step`, for the moment stamp_ns + step * step_ns. By
+    """[horizon, dims]: all rows after blending. `values` is row `step`, for the moment start_ns + step * step_ns. By
     default it is the one row `values`.
     """
     step: int = 0
     """The row of the chunk."""
     step_ns: int = 0
     """Time between two rows."""
+    rows: int = 0
+    """Rows to execute, after which the robot stays at the last of them; 0 = all."""
+    start_ns: int = 0
+    """The moment of row 0: the capture, or the receipt if the robot stood still until then; 0 = the capture."""
+    execution: Execution | None = None
+    """How answers are executed; None = the service did not say."""
+    rate: float = 1.0
+    """The share of the chunk's rate at which its rows are executed; `step_ns` allows for it."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk was made; its `continues` is a number returned by `push`."""
     apart: bool = False
@@ -180,16 +188,17 @@ class Action:
     @property
     def over_ns(self) -> int:
         """Time from which none of its rows is due: after the step of the last one, or at the end of validity."""
-        return min(self.timeline.moment_ns(len(self.chunk)), self.valid_until_ns)
+        alone_ns = self.received_ns + self.schema.motion_ns
+        return min(self.timeline.over_ns if self.step_ns else alone_ns, self.valid_until_ns)
 
     @property
     def timeline(self) -> Timeline:
         """The moments of the chunk's rows."""
-        return Timeline(self.stamp_ns, self.step_ns, len(self.chunk))
+        return Timeline(self.start_ns or self.stamp_ns, self.step_ns, self.rows or len(self.chunk))
 
     @property
     def moment_ns(self) -> int:
-        """The moment for which `values` are meant: the capture of the frame plus the steps since."""
+        """The moment for which `values` are meant: that of row 0, and the steps since."""
         return self.timeline.moment_ns(self.step)
 
     def due(self, now_ns: int) -> Action:

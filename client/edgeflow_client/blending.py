@@ -163,8 +163,8 @@ class Blender:
 
 
 def _shift(newest: Timeline, before: Timeline) -> int:
-    """Whole steps between two captures, rounded to the nearest."""
-    return round((newest.stamp_ns - before.stamp_ns) / newest.step_ns)
+    """Whole steps between the first rows of two chunks, rounded to the nearest."""
+    return round((newest.start_ns - before.start_ns) / newest.step_ns)
 
 
 def _relative_weights(ranks: Vector | np.ndarray, counts: np.ndarray, coefficient: float) -> Vector:

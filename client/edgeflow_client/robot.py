@@ -32,7 +32,7 @@ from edgeflow_client.observation import Images, State, encode_images, encode_sta
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
-from edgeflow_client.types import CameraSpec, Mode, StateSpec
+from edgeflow_client.types import CameraSpec, Execution, Mode, StateSpec
 from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
 
 FOREVER_S = 1e9
@@ -68,8 +68,8 @@ class RobotClient:
     - aging: how targets allow for the age of their actions (docs/robots/latency.md); None = a bounded look-ahead if
       actions are known to stand for one control step.
     - blending: what is executed while chunks of several actions overlap (docs/robots/chunks.md).
-    - rtc: answers continue the chunk in execution (real-time chunking); None = if service and policy can, True =
-      reject a service or policy that cannot.
+    - execution: how answers are executed (docs/robots/chunks.md). By default the service chooses: the robot continues
+      while its answers come early enough for the policy, and rests between them while they do not.
     - max_distance_m: the largest distance of a pose passed to `push` from the origin, and the largest motion of the
       tool by one action. It detects millimetres passed as metres.
     """
@@ -96,7 +96,7 @@ class RobotClient:
         aging: Aging | None = None,
         state: Sequence[StateSpec] = (),
         blending: Blending = LATEST,
-        rtc: bool | None = None,
+        execution: Execution = Execution.AUTO,
         max_distance_m: float = MAX_DISTANCE_M,
     ) -> None:
         self._aging = aging or DEFAULT
@@ -111,7 +111,7 @@ class RobotClient:
             tolerance_bins=tolerance_bins,
             max_passes=max_passes,
             state=_listed(state, "state"),
-            rtc=rtc,
+            execution=execution,
         )
         check_address(address)
         check_text(instruction)

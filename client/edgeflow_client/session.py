@@ -14,13 +14,14 @@ from edgeflow_client.connection.link import OutgoingMessages
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
+    EXECUTIONS,
     Opened,
     SessionSettings,
     age_limit_ns,
-    check_rtc,
     check_text,
     open_message,
     opened_of,
+    rate_of,
     report_of,
     rows_of,
     timings_of,
@@ -35,7 +36,8 @@ from edgeflow_client.timeline import Timeline
 from edgeflow_client.types import ActionSchema, Command, Disposition
 from edgeflow_client.watchdog import Watchdog
 
-MAX_VALID_MS = 500  # an action is never executed longer, even if the service permits it
+MAX_VALID_MS = 500  # an action is never executed longer, even if the service permits it ...
+MAX_FORETOLD_MS = 10_000  # ... unless the service says how it is executed, and when the next one comes
 _log = logging.getLogger("edgeflow_client")
 
 
@@ -105,6 +107,7 @@ class ClientSession:
             instruction=self._instruction,
             playing=playing,
             arrived=self._arrived,
+            resting=self._watchdog.plays.rests_at(stamp_ns),
         )
         replaced = self._outgoing.offer(frame)
         if replaced:
@@ -146,7 +149,6 @@ class ClientSession:
         opened = opened_of(message)
         self._aging.check(opened.schema)
         self._warn_undecided(opened.schema)
-        check_rtc(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
@@ -202,14 +204,14 @@ class ClientSession:
             self.flight.ignored += 1
             return False
         opened, now_ns = self.opened, self._clock.now_ns()
-        if opened.schema.horizon > 1:
-            self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
+        self._arrived = pb.Arrived(seq=message.seq, age_ns=max(now_ns - taken.stamp_ns, 0))
         rows = rows_of(message, opened.schema)
         if rows is None or message.stamp_ns != taken.stamp_ns:
             self._watchdog.halt(Command.HOLD, Reason.MALFORMED_ACTION)
             return False
         limit_ns = self._limit_ns(message, opened)
-        timeline = Timeline(message.stamp_ns, round(opened.schema.step_ms * 1e6), opened.schema.horizon)
+        held = self._watchdog.directive()
+        timeline = self._timeline(message, opened.schema, held, now_ns)
         if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
             self.flight.too_old += 1
             return False
@@ -217,7 +219,6 @@ class ClientSession:
         if not within_limits(rows, schema) or not within_reach(rows, schema, self._max_distance_m):
             self._watchdog.halt(Command.HOLD, Reason.ACTION_OUT_OF_LIMITS)
             return False
-        held = self._watchdog.directive()
         self._notice_reserve(held)
         if held.command is not Command.ACT:
             self._blender.restart()  # chunks from before a HOLD must not be blended with new ones
@@ -249,13 +250,23 @@ class ClientSession:
         if now.action is not None and now.action.seq == action.seq:
             self._accepted(action, chunk)
 
+    def _timeline(self, message: pb.Action, schema: ActionSchema, held: Directive, now_ns: int) -> Timeline:
+        """The moments of an answer's rows: from the capture on, or from now on if the robot stands still as the service
+        assumed.
+        """
+        stands = held.action is None or now_ns >= held.action.over_ns
+        start_ns = now_ns if message.from_arrival and stands else message.stamp_ns
+        step_ns = round(schema.step_ms * 1e6 / rate_of(message))
+        return Timeline(start_ns, step_ns, min(message.rows or schema.horizon, schema.horizon))
+
     def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:
         return age_limit_ns(self._settings.max_action_age_s, message.max_age_ms, opened)
 
     def _action_of(self, message: pb.Action, taken: Taken, opened: Opened, chunk: TimedChunk, now_ns: int) -> Action:
         """The action of the blended chunk's row that is due."""
         timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
-        validity_ns, limit_ns = min(message.valid_for_ms, MAX_VALID_MS) * 1_000_000, self._limit_ns(message, opened)
+        most_ms = MAX_FORETOLD_MS if message.execution else MAX_VALID_MS
+        validity_ns, limit_ns = min(message.valid_for_ms, most_ms) * 1_000_000, self._limit_ns(message, opened)
         report, played = report_of(message, self._first_seq), self._watchdog.directive().action
         return Action(
             seq=message.seq + self._first_seq,
@@ -278,6 +289,10 @@ class ClientSession:
             chunk=chunk.played,
             step=step,
             step_ns=timeline.step_ns,
+            rows=timeline.horizon,
+            start_ns=timeline.start_ns,
+            execution=EXECUTIONS.get(message.execution),
+            rate=rate_of(message),
             report=report,
             apart=played is not None and report.continues not in (0, played.seq),
         )
@@ -285,8 +300,10 @@ class ClientSession:
     def _playing_at(self, captured_ns: int) -> pb.Playing | None:
         """The chunk of this stream, and its row, in execution at the capture of a frame."""
         self.directive()  # may start the chunk in reserve
-        seq, step = self._watchdog.plays.at(captured_ns) or (0, 0)
-        return pb.Playing(seq=seq - self._first_seq, step=step) if seq > self._first_seq else None
+        playing = self._watchdog.plays.at(captured_ns)
+        if playing is None or playing.seq <= self._first_seq:
+            return None
+        return pb.Playing(seq=playing.seq - self._first_seq, step=playing.step, start_ns=playing.start_ns)
 
     def _take_status(self, message: pb.FrameStatus) -> None:
         disposition = DISPOSITIONS.get(message.disposition, Disposition.DROPPED)

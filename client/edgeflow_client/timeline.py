@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from edgeflow_client.trajectory import Playing
 
 MAX_PLAYS = 64  # executed chunks that captures can refer to
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for stamp_ns + i * step_ns."""
+    """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for start_ns + i * step_ns."""
 
-    stamp_ns: int
+    start_ns: int
+    """The capture of the frame, or the arrival of its answer where the robot stood still until then."""
     step_ns: int = 0
     """0 if the horizon is 1."""
     horizon: int = 1
+    """Rows that are executed; the robot then stays at the last one."""
 
     def step_at(self, now_ns: int) -> int:
         """The row that is due: the first one before its moment, the last one after the end of the chunk."""
-        if self.horizon == 1:
+        if self.horizon == 1 or not self.step_ns:
             return 0
-        return max(0, min((now_ns - self.stamp_ns) // self.step_ns, self.horizon - 1))
+        return max(0, min((now_ns - self.start_ns) // self.step_ns, self.horizon - 1))
 
     def moment_ns(self, step: int) -> int:
         """The moment for which a row is meant."""
-        return self.stamp_ns + step * self.step_ns
+        return self.start_ns + step * self.step_ns
+
+    @property
+    def over_ns(self) -> int:
+        """The moment at which the last row was executed."""
+        return self.moment_ns(self.horizon)
 
     def due_age_ns(self, now_ns: int) -> int:
         """Time since the moment of the row that is due."""
@@ -50,6 +59,8 @@ class _Play:
     timeline: Timeline
     from_ns: int
     until_ns: int
+    over_ns: int
+    """The moment from which the robot stands still, as far as the rows decide."""
 
 
 class PlayLog:
@@ -58,21 +69,32 @@ class PlayLog:
     def __init__(self) -> None:
         self._plays: deque[_Play] = deque(maxlen=MAX_PLAYS)
 
-    def begin(self, seq: int, timeline: Timeline, from_ns: int, until_ns: int) -> None:
-        """The chunk that answers frame `seq` is executed from from_ns, at most until until_ns; it replaces another."""
+    def begin(self, seq: int, timeline: Timeline, from_ns: int, until_ns: int, over_ns: int) -> None:
+        """The chunk that answers frame `seq` is executed from from_ns, at most until until_ns; it replaces another.
+
+        over_ns: when its last row is executed.
+        """
         self.end(from_ns)
-        self._plays.append(_Play(seq, timeline, from_ns, until_ns))
+        self._plays.append(_Play(seq, timeline, from_ns, until_ns, over_ns))
 
     def end(self, now_ns: int) -> None:
         """No chunk is executed from now on."""
         if self._plays and self._plays[-1].until_ns > now_ns:
             last = self._plays.pop()
-            self._plays.append(_Play(last.seq, last.timeline, last.from_ns, now_ns))
+            self._plays.append(replace(last, until_ns=now_ns))
 
-    def at(self, instant_ns: int) -> tuple[int, int] | None:
-        """The frame whose chunk was executed at an instant, and its row; None without one, or for a single action."""
+    def at(self, instant_ns: int) -> Playing | None:
+        """The row executed at an instant; None without one, or for a single action."""
         for play in reversed(self._plays):
             if play.from_ns <= instant_ns:
-                played = instant_ns < play.until_ns and play.timeline.horizon > 1
-                return (play.seq, play.timeline.step_at(instant_ns)) if played else None
+                played = instant_ns < play.until_ns and play.timeline.step_ns > 0
+                step, start_ns = play.timeline.step_at(instant_ns), play.timeline.start_ns
+                return Playing(play.seq, step, start_ns) if played else None
         return None
+
+    def rests_at(self, instant_ns: int) -> bool:
+        """True if all rows had been executed at an instant, and nothing has begun since."""
+        if not self._plays:
+            return True
+        last = self._plays[-1]
+        return last.from_ns <= instant_ns and instant_ns >= min(last.until_ns, last.over_ns)

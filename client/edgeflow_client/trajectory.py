@@ -13,6 +13,8 @@ class Playing:
     seq: int
     """The frame that the chunk answers."""
     step: int
+    start_ns: int = 0
+    """The moment of its first row on the robot's clock; 0 = the capture of the frame."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,22 @@ class Mode(str, Enum):
     AUTO = "auto"
 
 
+class Execution(str, Enum):
+    """How a robot executes answers.
+
+    CONTINUE: each chunk continues the one in execution (real-time chunking). FRESH: each chunk starts anew while the one
+    before it is in execution. REST: the robot executes some rows and stands still until its next frame is answered.
+    SLOW: as CONTINUE or FRESH, at a fraction of the chunk's rate. AUTO: the service chooses, by how late answers come
+    and by what the policy can bridge.
+    """
+
+    AUTO = "auto"
+    CONTINUE = "continue"
+    FRESH = "fresh"
+    REST = "rest"
+    SLOW = "slow"
+
+
 MOST_TOLERANCE_BINS = 2
 
 
@@ -88,6 +104,7 @@ class StateSpec:
                 raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
 
 
+UNKNOWN_STEP_NS = 400_000_000
 MAX_HORIZON = 1000  # actions per chunk
 
 
@@ -136,6 +153,13 @@ class ActionSchema:
         if self.horizon < 1 or not 0.0 <= self.step_ms < math.inf or (self.horizon > 1 and not self.step_ms):
             raise ValueError(f"an action schema of horizon {self.horizon} has no step of {self.step_ms!r} ms")
         check_chunk(self.horizon, len(self.names))
+
+    @property
+    def motion_ns(self) -> int:
+        """The time of one row's motion; of a single action that of its control step, UNKNOWN_STEP_NS if not stated."""
+        if self.horizon > 1:
+            return round(self.step_ms * 1e6)
+        return round(1e9 / self.control_rate_hz) if self.control_rate_hz else UNKNOWN_STEP_NS
 
     @property
     def reach_ns(self) -> int:

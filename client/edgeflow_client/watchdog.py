@@ -122,7 +122,7 @@ class Watchdog:
             self._begun_seq = action.seq
         self._interrupted_ns, self._worker_lost = None, False
         self._now = Directive(Command.ACT, action=action)
-        self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns)
+        self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns, action.over_ns)
 
     def halt(self, command: Command, reason: str) -> None:
         """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""

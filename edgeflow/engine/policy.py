@@ -36,6 +36,14 @@ class PreparedFrame:
     """Text tokens, BOS first."""
 
 
+class Continuing(Protocol):
+    """How a policy continues the chunk in execution."""
+
+    def bridged_rows(self, horizon: int) -> int:
+        """The rows of a chunk that may pass until its answer arrives."""
+        ...
+
+
 class Policy(Protocol):
     """The part common to all policies: their inputs, the stages of their answers in integers, the actions' meaning."""
 
@@ -53,7 +61,7 @@ class Policy(Protocol):
     def unnorm_keys(self) -> tuple[str, ...]: ...
 
     @property
-    def rtc(self) -> object | None:
+    def rtc(self) -> Continuing | None:
         """How answers continue the chunk in execution; None where they cannot."""
         ...
 
@@ -73,6 +81,11 @@ class Policy(Protocol):
     def action_schema(self, unnorm_key: str | None = None) -> ActionSchema:
         """The meaning of an action's numbers, the horizon of a chunk and its step."""
         ...
+
+
+def bridged_rows(policy: Policy, horizon: int) -> int:
+    """The rows of a chunk that may pass until the answer arrives: what the policy says, or else a quarter of it."""
+    return horizon // 4 if policy.rtc is None else policy.rtc.bridged_rows(horizon)
 
 
 POLICY_PARTS = (

@@ -41,8 +41,8 @@ class OpenSession:
     """
     period_ns: int = 0
     """Time between frames."""
-    rtc: bool = False
-    """Answers continue the chunk in execution."""
+    continues: bool = False
+    """Answers continue the chunk in execution, if the policy can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ChangePace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
-    """Control → worker: one checked observation. Payload: height*width*3 RGB bytes of each camera of the policy."""
+    """Control → worker: one checked observation, answered by exactly one FrameResult or FrameDropped. Payload: height*width*3 RGB bytes of each camera of the policy."""
 
     session: int
     epoch: int
@@ -89,12 +89,14 @@ class SubmitFrame:
     """Expected age of the frame when its answer is executed: measured, or the forecast before the first answer; 0 =
     unknown.
     """
-    unplayed_from: int = 0
-    """If no chunk is in execution: the first frame whose answer may be on its way to the robot; 0 = none. Answered by
-    exactly one FrameResult or FrameDropped.
-    """
     rested: bool = False
     """The first frame after a HOLD, or of an epoch: earlier observations do not count."""
+    seen_only: bool = False
+    """The frame is part of the session's history and is not answered: it leaves as superseded."""
+    rate_percent: int = 100
+    """The share of the chunk's rate at which the answer is executed."""
+    from_arrival: bool = False
+    """The robot stands still until the answer arrives, and begins with its first row then."""
 
     def images(self) -> list[Image]:
         """The images as views of the payload; WorkerError if the payload does not match the sizes."""
@@ -178,8 +180,10 @@ class WorkerReady:
     """The KV memory of the sessions and what was free, in one line."""
     bins: bool = False
     """Some tokens are bins of a displacement, so that sessions may set a tolerance or a limit of passes."""
-    rtc: bool = False
+    continues: bool = False
     """Answers can continue the chunk in execution."""
+    bridged_rows: int = 0
+    """Rows of a chunk that may pass until an answer arrives (engine/policy.bridged_rows)."""
     family: str = ""
     """The family of the policy."""
     plugin: str = ""

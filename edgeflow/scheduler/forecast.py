@@ -53,6 +53,16 @@ class ForecastSession:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForecast:
+    """What a session expects of its answers."""
+
+    age_ns: int
+    """The greatest age of a frame when its answer is sent."""
+    gap_ns: int
+    """Time between two answers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """Steady state of one robot: `actions` in `span_ns`, and the mean and greatest age of an action when it leaves."""
 

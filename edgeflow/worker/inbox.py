@@ -40,9 +40,9 @@ class Inbox:
         self._woken = False
 
     def put(self, message: Message) -> None:
-        """Add a message; a frame replaces an older one of its session that was not drained yet."""
+        """Add a message; a frame to be answered replaces an older one of its session that was not drained yet."""
         with self._changed:
-            if isinstance(message, SubmitFrame):
+            if isinstance(message, SubmitFrame) and not message.seen_only:
                 older = self._frames.get(message.session)
                 self._frames[message.session] = message
                 self._arrived_ns[message.session] = self._clock.now_ns()

@@ -160,7 +160,9 @@ class Worker:
         drained = self.inbox.drain()
         self._control.supersede(drained.superseded)
         for message in drained.messages:
-            if isinstance(message, SubmitFrame):
+            if isinstance(message, SubmitFrame) and message.seen_only:
+                self._control.supersede([message])
+            elif isinstance(message, SubmitFrame):
                 arrived_ns = drained.arrived_ns[message.session]
                 self._control.accept(message, arrived_ns)
                 self._gaps.arrived(message.session, arrived_ns - message.waited_ns)  # control decodes it undisturbed

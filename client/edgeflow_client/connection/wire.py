@@ -20,6 +20,7 @@ from edgeflow_client.types import (
     CameraSpec,
     Command,
     Disposition,
+    Execution,
     ImageFormat,
     Mode,
     StageTimings,
@@ -42,6 +43,14 @@ MODES = {
     pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
     pb.MODE_AUTO: Mode.AUTO,
 }
+EXECUTIONS = {
+    pb.EXECUTION_AUTO: Execution.AUTO,
+    pb.EXECUTION_CONTINUE: Execution.CONTINUE,
+    pb.EXECUTION_FRESH: Execution.FRESH,
+    pb.EXECUTION_REST: Execution.REST,
+    pb.EXECUTION_SLOW: Execution.SLOW,
+}
+SLOWEST_RATE = 0.1
 UNKNOWN_AGE_S = 0.5  # assumed latency if the service sends no forecast
 _UINT32 = (1 << 32) - 1
 _PAIR = 2
@@ -69,8 +78,8 @@ class SessionSettings:
     """The vectors of every frame."""
     chunks: bool = True
     """The client executes chunks of several actions; otherwise it gets the one row that is due."""
-    rtc: bool | None = None
-    """Answers continue the chunk in execution; None = if service and policy can, True = reject those that cannot."""
+    execution: Execution = Execution.AUTO
+    """How answers are executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +110,10 @@ class Opened:
     """Bins by which a verified token may differ from its draft, as served."""
     max_passes: int = 0
     """The most passes of a frame, as served; 0 if frames do not draft their tokens."""
-    rtc: bool = False
-    """Answers continue the chunk in execution."""
+    execution: Execution | None = None
+    """How the first answers are executed; None = the service does not say."""
+    unheard_m: float = 0.0
+    """The most that the tool may move within `valid_for_s` at the limits of the schema, in metres; 0 = unknown."""
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -111,14 +122,6 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         return _open_message(settings, instruction)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
-
-
-def check_rtc(settings: SessionSettings, opened: Opened) -> None:
-    """Raise FailedPrecondition if answers must continue the chunk in execution, but do not."""
-    if settings.rtc and not opened.rtc:
-        raise FailedPrecondition(
-            "this policy does not continue chunks: leave rtc unset", field="rtc", reason=Reason.RTC_UNAVAILABLE
-        )
 
 
 def check_text(instruction: object) -> None:
@@ -162,7 +165,8 @@ def opened_of(message: pb.Opened) -> Opened:
         predicted_age_s=forecast_s(message.predicted_age_ms),
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
-        rtc=message.rtc,
+        execution=EXECUTIONS.get(message.execution),
+        unheard_m=max(message.unheard_m, 0.0) if math.isfinite(message.unheard_m) else 0.0,
     )
 
 
@@ -205,6 +209,12 @@ def age_limit_ns(limit_s: float | None, sent_ms: int, opened: Opened) -> int | N
     if sent_ms > 0:
         return min(sent_ms, MAX_DECLARED_AGE_MS) * 1_000_000
     return round((opened.valid_for_s + (opened.predicted_age_s or UNKNOWN_AGE_S)) * 1e9)
+
+
+def rate_of(message: pb.Action) -> float:
+    """The share of the chunk's rate at which an action is executed, SLOWEST_RATE to 1; 1 where it is not stated."""
+    rate = message.rate or 1.0
+    return min(max(rate, SLOWEST_RATE), 1.0) if math.isfinite(rate) else 1.0
 
 
 def timings_of(message: pb.Timings) -> StageTimings:
@@ -266,7 +276,7 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     _check_cameras(settings)
     _check_state(settings)
     modes = {mode: number for number, mode in MODES.items()}
-    message = pb.Open(
+    return pb.Open(
         model=settings.model,
         cameras=[
             pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
@@ -285,10 +295,8 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
             for each in settings.state
         ],
         chunks=settings.chunks,
+        execution=_execution(settings) if settings.chunks else pb.EXECUTION_UNSPECIFIED,
     )
-    if settings.rtc or (settings.rtc is None and settings.chunks):
-        message.rtc = True
-    return message
 
 
 def _mode(given: object) -> Mode:
@@ -298,6 +306,16 @@ def _mode(given: object) -> Mode:
     except ValueError:
         known = ", ".join(mode.value for mode in Mode)
         raise InvalidArgument(f"must be one of {known}, got {given!r}", field="mode") from None
+
+
+def _execution(settings: SessionSettings) -> pb.Execution:
+    """The execution, also from its name."""
+    try:
+        asked = Execution(settings.execution)
+    except ValueError:
+        known = ", ".join(each.value for each in Execution)
+        raise InvalidArgument(f"must be one of {known}, got {settings.execution!r}", field="execution") from None
+    return {execution: number for number, execution in EXECUTIONS.items()}[asked]
 
 
 def _check_cameras(settings: SessionSettings) -> None:

@@ -21,6 +21,15 @@ class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODE_AUTO: _ClassVar[Mode]
     MODE_SPECULATIVE: _ClassVar[Mode]
 
+class Execution(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXECUTION_UNSPECIFIED: _ClassVar[Execution]
+    EXECUTION_AUTO: _ClassVar[Execution]
+    EXECUTION_CONTINUE: _ClassVar[Execution]
+    EXECUTION_FRESH: _ClassVar[Execution]
+    EXECUTION_REST: _ClassVar[Execution]
+    EXECUTION_SLOW: _ClassVar[Execution]
+
 class Command(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     COMMAND_UNSPECIFIED: _ClassVar[Command]
@@ -44,6 +53,12 @@ MODE_PIPELINED: Mode
 MODE_DEPTH: Mode
 MODE_AUTO: Mode
 MODE_SPECULATIVE: Mode
+EXECUTION_UNSPECIFIED: Execution
+EXECUTION_AUTO: Execution
+EXECUTION_CONTINUE: Execution
+EXECUTION_FRESH: Execution
+EXECUTION_REST: Execution
+EXECUTION_SLOW: Execution
 COMMAND_UNSPECIFIED: Command
 COMMAND_ACT: Command
 COMMAND_HOLD: Command
@@ -103,7 +118,7 @@ class StateVector(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size: _Optional[int] = ..., elements: _Optional[_Iterable[str]] = ..., units: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes", "state", "chunks", "rtc")
+    __slots__ = ("model", "cameras", "proprio_names", "instruction", "control_period_ms", "max_action_age_ms", "mode", "unnorm_key", "depth", "tolerance_bins", "max_passes", "state", "chunks", "execution")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
     PROPRIO_NAMES_FIELD_NUMBER: _ClassVar[int]
@@ -117,7 +132,7 @@ class Open(_message.Message):
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
-    RTC_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
     model: str
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
     proprio_names: _containers.RepeatedScalarFieldContainer[str]
@@ -131,8 +146,8 @@ class Open(_message.Message):
     max_passes: int
     state: _containers.RepeatedCompositeFieldContainer[StateVector]
     chunks: bool
-    rtc: bool
-    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateVector, _Mapping]]] = ..., chunks: bool = ..., rtc: bool = ...) -> None: ...
+    execution: Execution
+    def __init__(self, model: _Optional[str] = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., proprio_names: _Optional[_Iterable[str]] = ..., instruction: _Optional[str] = ..., control_period_ms: _Optional[int] = ..., max_action_age_ms: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., unnorm_key: _Optional[str] = ..., depth: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., state: _Optional[_Iterable[_Union[StateVector, _Mapping]]] = ..., chunks: bool = ..., execution: _Optional[_Union[Execution, str]] = ...) -> None: ...
 
 class Image(_message.Message):
     __slots__ = ("camera", "data")
@@ -143,7 +158,7 @@ class Image(_message.Message):
     def __init__(self, camera: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c", "playing", "arrived")
+    __slots__ = ("seq", "stamp_ns", "images", "proprio", "instruction", "crc32c", "playing", "arrived", "resting")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
     IMAGES_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +167,7 @@ class Frame(_message.Message):
     CRC32C_FIELD_NUMBER: _ClassVar[int]
     PLAYING_FIELD_NUMBER: _ClassVar[int]
     ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    RESTING_FIELD_NUMBER: _ClassVar[int]
     seq: int
     stamp_ns: int
     images: _containers.RepeatedCompositeFieldContainer[Image]
@@ -160,15 +176,18 @@ class Frame(_message.Message):
     crc32c: int
     playing: Playing
     arrived: Arrived
-    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ..., playing: _Optional[_Union[Playing, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ...) -> None: ...
+    resting: bool
+    def __init__(self, seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., images: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., proprio: _Optional[_Iterable[float]] = ..., instruction: _Optional[str] = ..., crc32c: _Optional[int] = ..., playing: _Optional[_Union[Playing, _Mapping]] = ..., arrived: _Optional[_Union[Arrived, _Mapping]] = ..., resting: bool = ...) -> None: ...
 
 class Playing(_message.Message):
-    __slots__ = ("seq", "step")
+    __slots__ = ("seq", "step", "start_ns")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    START_NS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     step: int
-    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+    start_ns: int
+    def __init__(self, seq: _Optional[int] = ..., step: _Optional[int] = ..., start_ns: _Optional[int] = ...) -> None: ...
 
 class Arrived(_message.Message):
     __slots__ = ("seq", "age_ns")
@@ -221,7 +240,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "execution", "unheard_m")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -234,7 +253,8 @@ class Opened(_message.Message):
     PREDICTED_AGE_MS_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
-    RTC_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    UNHEARD_M_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -247,8 +267,9 @@ class Opened(_message.Message):
     predicted_age_ms: float
     tolerance_bins: int
     max_passes: int
-    rtc: bool
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ...) -> None: ...
+    execution: Execution
+    unheard_m: float
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., unheard_m: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -265,7 +286,7 @@ class Timings(_message.Message):
     def __init__(self, decode_ns: _Optional[int] = ..., queue_ns: _Optional[int] = ..., inference_ns: _Optional[int] = ..., passes: _Optional[int] = ..., server_ns: _Optional[int] = ...) -> None: ...
 
 class Action(_message.Message):
-    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes", "horizon", "step_ms", "continues", "conditioned_steps", "limited", "candidates", "chosen")
+    __slots__ = ("epoch", "seq", "stamp_ns", "command", "reason", "valid_for_ms", "values", "token_ids", "timings", "max_age_ms", "settled", "tolerance_bins", "max_passes", "horizon", "step_ms", "continues", "conditioned_steps", "limited", "candidates", "chosen", "execution", "rate", "rows", "from_arrival")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     STAMP_NS_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +307,10 @@ class Action(_message.Message):
     LIMITED_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    FROM_ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     seq: int
     stamp_ns: int
@@ -306,7 +331,11 @@ class Action(_message.Message):
     limited: _containers.RepeatedCompositeFieldContainer[Limited]
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     chosen: int
-    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., continues: _Optional[int] = ..., conditioned_steps: _Optional[int] = ..., limited: _Optional[_Iterable[_Union[Limited, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ...) -> None: ...
+    execution: Execution
+    rate: float
+    rows: int
+    from_arrival: bool
+    def __init__(self, epoch: _Optional[int] = ..., seq: _Optional[int] = ..., stamp_ns: _Optional[int] = ..., command: _Optional[_Union[Command, str]] = ..., reason: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., values: _Optional[_Iterable[float]] = ..., token_ids: _Optional[_Iterable[int]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., max_age_ms: _Optional[int] = ..., settled: _Optional[int] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., continues: _Optional[int] = ..., conditioned_steps: _Optional[int] = ..., limited: _Optional[_Iterable[_Union[Limited, _Mapping]]] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., chosen: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., rate: _Optional[float] = ..., rows: _Optional[int] = ..., from_arrival: bool = ...) -> None: ...
 
 class Limited(_message.Message):
     __slots__ = ("dimension", "limit", "beyond", "changed")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.ipc.messages import SubmitFrame
+from edgeflow.scheduler.execution import FULL_RATE
 from edgeflow_client.trajectory import ChunkReport, Seam
 
 KEPT_CHUNKS = 32
@@ -40,6 +41,10 @@ class _KeptAnswer:
 
     seq: int
     stamp_ns: int
+    start_ns: int | None
+    """The moment of its first row on the robot's clock; None until the robot says when the answer arrived."""
+    step_ns: int
+    """Time between rows as they are executed."""
     actions: NDArray[np.float64]
     values: NDArray[np.float64] | None
     continues: int
@@ -49,7 +54,7 @@ class _KeptAnswer:
 
 
 class Continuity:
-    """The last KEPT_CHUNKS chunks of a session, of one epoch. step_ns: time between rows."""
+    """The last KEPT_CHUNKS chunks of a session, of one epoch. step_ns: time between rows at the full rate."""
 
     def __init__(self, step_ns: int) -> None:
         self._step_ns = step_ns
@@ -65,12 +70,15 @@ class Continuity:
     ) -> None:
         """Keep a copy of the answer to a frame. values: more rows and numbers than the actions have are left out."""
         self._enter(message.epoch)
-        fits_ns = message.stamp_ns + report.conditioned_steps * self._step_ns if report.continues else None
+        step_ns = self._step_of(message)
+        fits_ns = message.stamp_ns + report.conditioned_steps * step_ns if report.continues else None
         rows, dims = actions.shape
         values = None if values is None else values[:rows, :dims].copy()
         self._kept[message.seq] = _KeptAnswer(
             seq=message.seq,
             stamp_ns=message.stamp_ns,
+            start_ns=None if message.from_arrival else message.stamp_ns,
+            step_ns=step_ns,
             actions=actions.copy(),
             values=values,
             continues=report.continues,
@@ -88,20 +96,21 @@ class Continuity:
         not known.
 
         The row that is due follows from the stamps, to the nearest; the robot's own count, which is rounded down, must
-        be at most MOST_APART rows from it. Otherwise neither is trusted. Where no chunk is in execution and an
-        answer is in flight, its rows count as if they were executed: until it arrives the robot rests.
+        be at most MOST_APART rows from it. Otherwise neither is trusted.
         """
         self._enter(message.epoch)
         playing = message.playing
-        kept = self._first(message) if playing is None else self._kept.get(playing.seq)
-        if not message.delay_ns or (playing is None and kept is None):
+        if not message.delay_ns or playing is None:
             return None, Seam.NONE
-        if kept is None:
+        kept = self._kept.get(playing.seq)
+        if kept is not None and playing.start_ns:
+            kept = self._kept[playing.seq] = replace(kept, start_ns=playing.start_ns)
+        if kept is None or kept.start_ns is None:
             return None, Seam.FORGOTTEN
         row = self._row(kept, message)
         last = len(kept.actions) - 1
         # Stamps and the robot's count are two witnesses of the same row: where they disagree, neither is trusted.
-        if row < 0 or (playing is not None and abs(min(row, last) - playing.step) > MOST_APART):
+        if row < 0 or abs(min(row, last) - playing.step) > MOST_APART:
             return None, Seam.APART
         delay = self.delay(message)
         # The rows to execute may come from several chunks: newer answers take over on their way, one after the other.
@@ -119,7 +128,11 @@ class Continuity:
 
     def delay(self, message: SubmitFrame) -> int:
         """The rows that will have passed when the answer to a frame is executed."""
-        return -(-message.delay_ns // self._step_ns)
+        return -(-message.delay_ns // self._step_of(message))
+
+    def _step_of(self, message: SubmitFrame) -> int:
+        """The time between the rows of its answer as they are executed."""
+        return self._step_ns * FULL_RATE // message.rate_percent
 
     def _parts(self, playing: _KeptAnswer, message: SubmitFrame) -> list[tuple[_KeptAnswer, slice]]:
         """The chunks that are executed from the capture on, with the rows of each; the last one to its end."""
@@ -145,32 +158,28 @@ class Continuity:
                 playing = each
         return found
 
-    def _first(self, message: SubmitFrame) -> _KeptAnswer | None:
-        """The first answer that arrives at a robot that executes none."""
-        if not message.unplayed_from:
-            return None
-        fresh = (each for each in self._unarrived(message) if not each.continues)
-        return next((each for each in fresh if message.unplayed_from <= each.seq), None)
-
     def _unarrived(self, message: SubmitFrame) -> list[_KeptAnswer]:
         """The answers to older frames that may arrive and fit after the capture of a frame, the oldest first."""
         found = []
         for each in sorted(self._kept.values(), key=lambda kept: kept.seq):
-            until_ns = each.stamp_ns + message.delay_ns + self._step_ns if each.fits_ns is None else each.fits_ns
+            until_ns = each.stamp_ns + message.delay_ns + each.step_ns if each.fits_ns is None else each.fits_ns
+            if each.start_ns is None:  # it begins when the robot says that it arrived
+                continue
             if each.seq < message.seq and each.stamp_ns <= message.stamp_ns <= until_ns:
                 found.append(each)
         return found
 
     def _row(self, kept: _KeptAnswer, message: SubmitFrame) -> int:
         """The row of a chunk that is due at the capture of a frame, to the nearest."""
-        return (2 * (message.stamp_ns - kept.stamp_ns) + self._step_ns) // (2 * self._step_ns)
+        start_ns = kept.stamp_ns if kept.start_ns is None else kept.start_ns
+        return (2 * (message.stamp_ns - start_ns) + kept.step_ns) // (2 * kept.step_ns)
 
     def _arrival(self, kept: _KeptAnswer, message: SubmitFrame) -> int:
         """The rows after the capture of a frame that will have passed when an older one's answer arrives."""
         arrived_ns = kept.stamp_ns + message.delay_ns
         if kept.fits_ns is not None:
             arrived_ns = min(arrived_ns, kept.fits_ns)
-        return max(-(-(arrived_ns - message.stamp_ns) // self._step_ns), 0)
+        return max(-(-(arrived_ns - message.stamp_ns) // kept.step_ns), 0)
 
     def _enter(self, epoch: int) -> None:
         if epoch != self._epoch:

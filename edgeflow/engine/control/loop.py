@@ -162,7 +162,7 @@ class ControlLoop:
             deadline_ns=message.deadline_ns,
             patience_ns=message.patience_ns,
             steady=SteadyTokens(self._engine.near[: program.passes]),
-            rtc=message.rtc,
+            rtc=message.continues and self._engine.policy.rtc is not None,
             trajectory=trajectory,
             chunks=Continuity(round(schema.step_ms * 1e6)) if schema.horizon > 1 else None,
             history=SessionHistory(self._engine.policy, self._sessions),
@@ -191,7 +191,7 @@ class ControlLoop:
         self._scheduler.change_pace(session, pace)
 
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
-        """Report frames that newer ones replaced before the loop saw them."""
+        """Report frames that newer ones replaced before the loop saw them, or that are only part of a history."""
         for frame in frames:
             if (opened := self._opened.get(frame.session)) is not None:
                 opened.history.add(frame)

@@ -147,6 +147,10 @@ class RTCSettings:
     trained_max_delay: int = 0
     """The longest delay that the checkpoint was trained to keep as clean rows; 0 = answers are guided instead."""
 
+    def bridged_rows(self, horizon: int) -> int:
+        """The rows of a chunk that may pass until its answer arrives, which answers bridge well."""
+        return self.trained_max_delay or min(self.execution_horizon, horizon // 2)
+
     def __post_init__(self) -> None:
         if self.schedule not in tuple(Schedule):
             names = ", ".join(each.value for each in Schedule)

@@ -13,7 +13,7 @@ from edgeflow.contract import CHANNELS
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
 MAX_NAME = 64
 _REJECTED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -108,7 +108,7 @@ def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     check_period(opened.control_period_ns // 1_000_000, limits)
     if opened.max_action_age_ns is not None:
         check_age(opened.max_action_age_ns // 1_000_000)
-    check_rtc(opened.rtc, opened.chunks)
+    check_execution(opened.execution, opened.chunks)
     if opened.unnorm_key:
         check_name(opened.unnorm_key, "open.unnorm_key")
 
@@ -174,15 +174,15 @@ def check_speculation(mode: Mode | None, tolerance_bins: int, max_passes: int) -
         raise InvalidArgument(f"must be 0 to K, got {max_passes}", field="open.max_passes")
 
 
-def check_rtc(rtc: bool, chunks: bool) -> bool:
-    """Validate that rtc is set only by clients that execute chunks; returns it."""
-    if rtc and not chunks:
+def check_execution(execution: Execution | None, chunks: bool) -> Execution | None:
+    """Validate that an execution is asked for only by clients that execute chunks; returns it."""
+    if execution and not chunks:
         raise InvalidArgument(
             "may only be set by clients that execute chunks: set open.chunks",
-            field="open.rtc",
-            reason=Reason.RTC_WITHOUT_CHUNKS,
+            field="open.execution",
+            reason=Reason.EXECUTION_WITHOUT_CHUNKS,
         )
-    return rtc
+    return execution
 
 
 def check_age(age_ms: int) -> int | None:

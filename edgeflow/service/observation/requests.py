@@ -10,10 +10,11 @@ from itertools import accumulate
 from edgeflow.config.matching import Names, find_inputs
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.framing import Payload
+from edgeflow.scheduler.execution import ExecutionFacts
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, Playing
-from edgeflow_client.types import ActionSchema, CameraSpec, Mode, StateSpec
+from edgeflow_client.types import ActionSchema, CameraSpec, Execution, Mode, StateSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ class OpenRequest:
     """The vectors whose numbers each frame carries, in order."""
     chunks: bool = False
     """The client executes chunks of several actions."""
-    rtc: bool = False
-    """Answers continue the chunk in execution, if the policy can."""
+    execution: Execution | None = None
+    """How answers are executed; None for a client that knows nothing of this."""
     depth: int = 0
     """Only with Mode.DEPTH."""
     tolerance_bins: int = 0
@@ -45,6 +46,11 @@ class OpenRequest:
     """Both: what the policy gets, in its order: cameras among `cameras`, and indexes into the numbers of a frame;
     both empty until they are `matched`.
     """
+
+    @property
+    def continues(self) -> bool:
+        """Answers continue the chunk in execution, if the policy can."""
+        return self.execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
 
     @property
     def numbers(self) -> int:
@@ -73,6 +79,8 @@ class CheckedFrame:
     """The chunk in execution at the capture."""
     arrived: Arrived | None = None
     """The newest answer that reached the robot."""
+    resting: bool = False
+    """The robot stood still at the capture."""
 
 
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
@@ -91,6 +99,17 @@ def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenReques
     state = [request.state[place] for place in taken]
     kept = [number for place in taken for number in numbers[starts[place] : starts[place + 1]]]
     return replace(request, state=tuple(state), policy_numbers=()), kept
+
+
+def check_execution_facts(request: OpenRequest, facts: ExecutionFacts) -> None:
+    """Reject an execution that the policy or the meaning of its actions does not permit."""
+    asked, text = request.execution, ""
+    if asked is Execution.CONTINUE and not facts.continues:
+        text = "this policy does not continue chunks: ask for auto or fresh"
+    elif asked is Execution.SLOW and not facts.slows:
+        text = "the rows of this policy cannot be executed more slowly: ask for auto or rest"
+    if text:
+        raise FailedPrecondition(text, field="open.execution", reason=Reason.EXECUTION_UNAVAILABLE)
 
 
 def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:

@@ -15,7 +15,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, PassTimes, Speculation, StageProgram
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.cost import CostModel, PassSample
-from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, forecast
+from edgeflow.scheduler.forecast import AnswerForecast, Forecast, ForecastSession, by_mode, forecast
 from edgeflow.scheduler.pace import auto_pace, pace_of, paces_of, served_pace
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.session import Shift
@@ -26,6 +26,7 @@ from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidAr
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode
 
+LONGEST_GAP_NS = 10_000_000_000  # between answers, as foretold
 SAME_RATE = 0.98  # of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # the most that control adds to the latency (benchmarks/service_overhead.py)
 
@@ -99,7 +100,7 @@ class Admission:
         self._default = StageProgram.tokens(1)
         self._programs: dict[str, StageProgram] = {}
         self._verification = VerificationModel()
-        self._prepares = False
+        self._prepares = self._continues = False
         self._reach_ns = 0  # time from a frame's capture to the moment of its answer's last action
         self._plans: dict[int, SessionPlan] = {}
 
@@ -110,6 +111,7 @@ class Admission:
         self._prefill_rows = ready.prefill_rows
         self._bins = ready.bins
         self._reach_ns = ready.schema.reach_ns
+        self._continues = ready.continues
         self._programs = dict(zip(ready.unnorm_keys, ready.programs, strict=False))
         self._default = next(iter(ready.programs), StageProgram.tokens(ready.pass_times.stages))
         self._default = self._programs.get(config.unnorm_key, self._default)
@@ -194,11 +196,14 @@ class Admission:
         self._decoders.leave(number)
         return self._plans.pop(number, None) is not None
 
-    def forecast_ages(self, plans: Mapping[int, SessionPlan]) -> dict[int, int]:
-        """The greatest age forecast for the actions of each of these sessions, side by side."""
+    def forecast_answers(self, plans: Mapping[int, SessionPlan]) -> dict[int, AnswerForecast]:
+        """The answers that each of these sessions gets, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
         return {
-            number: each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS
+            number: AnswerForecast(
+                age_ns=each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS,
+                gap_ns=min(each.period_ns, LONGEST_GAP_NS),
+            )
             for (number, plan), each in zip(plans.items(), seen, strict=True)
         }
 
@@ -220,7 +225,9 @@ class Admission:
     def _paces(self, asked: _PlannedSession, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            if asked.limit_ns is None or request.rtc:  # in a pipeline, few chunks continue the one in execution
+            if asked.limit_ns is None or (
+                request.continues and self._continues
+            ):  # in a pipeline, few chunks continue the one in execution
                 return [auto_pace(asked.program)]
             return [auto_pace(asked.program), Pace(1)] if request.front else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from edgeflow.contract import within_limits
-from edgeflow.ipc.messages import FrameResult
+from edgeflow.ipc.messages import FrameResult, WorkerReady
 from edgeflow.scheduler.answer_ages import AnswerAges
-from edgeflow.service.observation.requests import OpenRequest
-from edgeflow.service.sessions.frames import InvalidOutputs, PendingAnswer, SentChunks, SessionFrame
+from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, Choice, ExecutionFacts, SessionExecution
+from edgeflow.scheduler.forecast import AnswerForecast
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.sessions.frames import Event, InvalidOutputs, PendingAnswer, SentChunks, SessionFrame
+from edgeflow_client.displacement import POSITION
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema
 
@@ -25,6 +28,23 @@ MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multi
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
+
+
+def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
+    """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 where they state none.
+
+    Rows that displace the tool may each move it so far; of a single action there is one row.
+    """
+    far = [
+        max(abs(low), abs(high))
+        for name, unit, relative, low, high in zip(
+            schema.names, schema.units, schema.relative, schema.low, schema.high, strict=True
+        )
+        if relative and unit == "m" and name in POSITION
+    ]
+    rows = math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
+    farthest = math.sqrt(sum(each * each for each in far)) * min(rows, schema.horizon)
+    return farthest if math.isfinite(farthest) else 0.0
 
 
 def validity_ms(ttl_ms: int, schema: ActionSchema) -> int:
@@ -82,6 +102,10 @@ class AgeLimit:
             return cls(request.max_action_age_ns, validity_ns, times, reach_ns=schema.reach_ns)
         return cls(request.max_action_age_ns, max(validity_ns, request.control_period_ns), times, synchronous=True)
 
+    def valid_for(self, validity_ns: int) -> None:
+        """Actions are valid so long from now on."""
+        self._validity_ns = validity_ns
+
     @property
     def ns(self) -> int:
         """The present limit."""
@@ -124,38 +148,106 @@ class Withheld:
     """It was one invalid output too many."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """What a session has to know of its policy."""
+
+    facts: ExecutionFacts
+    """How its answers may be executed."""
+    keeps_history: bool = False
+    """It takes earlier observations, also those that are not answered."""
+
+    @classmethod
+    def of(cls, schema: ActionSchema, ready: WorkerReady | None = None) -> ServedPolicy:
+        """The policy of a worker."""
+        if ready is None:
+            return cls(facts=ExecutionFacts.of(schema, 0, continues=False, timed=False))
+        timed = ready.inputs.most_delay_ms > 0.0
+        facts = ExecutionFacts.of(schema, ready.bridged_rows, continues=ready.continues, timed=timed)
+        return cls(facts=facts, keeps_history=ready.inputs.history > 1)
+
+
 class SessionAnswers:
     """The answers of a session. sent: the chunks sent last; ages: the ages of their frames on arrival at the robot.
 
-    schema: the schema of the policy's chunks. whole: the robot gets all rows. by_clock: it executes them by the clock,
-    starting at the row that is due; otherwise it starts at the first row, whenever the answer arrives.
+    schema: the schema of the policy's chunks. The robot executes rows by the clock, starting at the row that is due; one
+    of a front end starts at the first row, whenever the answer arrives.
     """
 
-    def __init__(self, schema: ActionSchema, age_limit: AgeLimit, *, whole: bool, by_clock: bool = True) -> None:
+    def __init__(
+        self, request: OpenRequest, schema: ActionSchema, age_limit: AgeLimit, facts: ExecutionFacts, *, ttl_ms: int
+    ) -> None:
         self.sent = SentChunks()
         self.ages = AnswerAges()
         self.invalid = InvalidOutputs()
+        self.age_limit = age_limit
+        self.gap_ns = request.control_period_ns  # the foretold time between two answers
+        self.execution = SessionExecution(request.execution, facts, period_ns=request.control_period_ns)
         self._schema = schema
-        self._age_limit = age_limit
-        self._whole = whole
-        self._by_clock = by_clock
+        self._ttl_ms = ttl_ms
+        self._whole = request.chunks
+        self._by_clock = not request.front
         self._late_in_a_row = 0
+
+    def foretell(self, forecast: AnswerForecast) -> None:
+        """Take the forecast for the session, which other sessions change."""
+        first = not self.age_limit.forecast_ns
+        self.age_limit.forecast_ns, self.gap_ns = forecast.age_ns, forecast.gap_ns
+        if first:
+            self.execution.begin(self.expected_delay_ns, self.gap_ns)
 
     @property
     def expected_delay_ns(self) -> int:
         """The age of the next frame when its answer arrives: measured, and at first at least the forecast age."""
-        return self.ages.expected_ns(self._age_limit.forecast_ns)
+        return self.ages.expected_ns(self.age_limit.forecast_ns)
+
+    @property
+    def valid_for_ms(self) -> int:
+        """How long a robot may execute its answers, as foretold."""
+        return self._validity_ms(self.execution.valid_ns(self.expected_delay_ns, self.gap_ns))
+
+    @property
+    def unheard_m(self) -> float:
+        """The most that the tool may move within `valid_for_ms` at the limits of the schema, in metres; 0 = unknown."""
+        choice = self.execution.now
+        return unheard_m(self._schema, self.valid_for_ms * (choice.rate_percent if choice else FULL_RATE) // FULL_RATE)
+
+    def may_answer(self, frame: CheckedFrame, now_ns: int, *, busy: bool) -> bool:
+        """As in SessionExecution."""
+        arrived = frame.arrived.seq if frame.arrived is not None else 0
+        return self.execution.may_answer(resting=frame.resting, arrived=arrived, now_ns=now_ns, busy=busy)
+
+    def begin(self, frame: CheckedFrame) -> AnswerExecution | None:
+        """A frame goes to the worker to be answered: how that answer will be executed."""
+        delay_ns = self.expected_delay_ns
+        how = self.execution.answer(frame.seq, resting=frame.resting, delay_ns=delay_ns, gap_ns=self.gap_ns)
+        if how is not None:
+            self.age_limit.valid_for(self._validity_ms(how.valid_ns) * 1_000_000)
+        return how
+
+    def change(self) -> Choice | None:
+        """The new choice of an execution, if the expected delay or the rate of answers changed it."""
+        changed = self.execution.observe(self.expected_delay_ns, self.gap_ns)
+        return self.execution.now if changed else None
+
+    def halt(self, reason: str) -> None:
+        """The robot holds, or a new epoch begins."""
+        self.sent.halt(reason)
+        self.execution.halt()
+
+    def _validity_ms(self, foretold_ns: int) -> int:
+        return max(self._ttl_ms, -(-foretold_ns // 1_000_000))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.
 
         The age counts up to `oldest_ns` only, so that no report makes later delays absurd.
         """
-        return self.ages.arrived(seq, min(age_ns, self._age_limit.oldest_ns))
+        return self.ages.arrived(seq, min(age_ns, self.age_limit.oldest_ns))
 
     def judge(self, track: SessionFrame, message: FrameResult) -> PendingAnswer | Withheld:
         """The answer to a frame if it is finite, within the limits, and starts no resting robot in mid-motion."""
-        self._age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)  # also if invalid
+        self.age_limit.times.observe(track.decode_ns + message.queue_ns + message.inference_ns)  # also if invalid
         if not message.valid or not within_limits(message.chunk, self._schema):
             text = "the policy's output was not finite or outside the action limits"
             fault = self.invalid.count_invalid()
@@ -170,7 +262,16 @@ class SessionAnswers:
     def is_late(self, ready: PendingAnswer, now_ns: int, delay_ns: int) -> bool:
         """True if an answer is too old to be sent. delay_ns: as in PendingAnswer.events."""
         age_ns = now_ns - ready.track.received_ns + delay_ns
-        return (ready.late_ns(age_ns) if self._by_clock else age_ns) > self._age_limit.ns
+        how = ready.track.execution
+        if how is not None and how.from_arrival:  # its rows have moments only once it arrives
+            return age_ns > self.age_limit.oldest_ns
+        return (ready.late_ns(age_ns) if self._by_clock else age_ns) > self.age_limit.ns
+
+    def events(self, ready: PendingAnswer, now_ns: int, delay_ns: int) -> list[Event]:
+        """The events that send an answer now. delay_ns: as in PendingAnswer.events."""
+        how = ready.track.execution
+        valid_ms = self._ttl_ms if how is None else self._validity_ms(how.valid_ns)
+        return ready.events(now_ns, delay_ns, valid_ms, -(-self.age_limit.ns // 1_000_000))
 
     def count_late(self) -> bool:
         """Count a frame that was too old while a newer one is in flight; True after LATE_IN_A_ROW of them."""
@@ -181,6 +282,9 @@ class SessionAnswers:
         """Record that an answer is sent now."""
         self._late_in_a_row = 0
         seq, report = ready.track.frame.seq, ready.report
-        fits_ns = round(report.conditioned_steps * self._schema.step_ms * 1e6) if report.continues else None
+        self.execution.sent(seq, now_ns)
+        how = ready.track.execution
+        step_ns = self._schema.motion_ns * FULL_RATE // (how.rate_percent if how is not None else FULL_RATE)
+        fits_ns = report.conditioned_steps * step_ns if report.continues else None
         self.sent.add(seq, self._schema.horizon if self._whole else 1)
         self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)

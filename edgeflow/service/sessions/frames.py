@@ -10,6 +10,7 @@ from typing import TypeAlias
 from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
@@ -85,6 +86,8 @@ class ActionEvent:
     """Passes after which the frame would have been answered at the latest; 0 for a frame without drafts."""
     report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
     """How the chunk was made."""
+    execution: AnswerExecution | None = None
+    """How it is executed; None for a client that knows nothing of this."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -132,6 +135,10 @@ class SessionFrame:
     sent_ns: int = 0
     speculation: Speculation | None = None
     """The session's speculation when the frame was sent to the worker."""
+    seen_only: bool = False
+    """It is not answered: the worker gets it for the session's history."""
+    execution: AnswerExecution | None = None
+    """How its answer is executed; None for a client that knows nothing of this."""
 
     def submit(
         self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
@@ -140,8 +147,9 @@ class SessionFrame:
 
         sent: the chunks sent to the robot. delay_ns: as in SubmitFrame.
         """
-        continues = request.chunks and sent.may_continue(self.frame.playing)
-        by_clock = request.chunks and not request.front  # a front end's client waits for each answer: none is in flight
+        how = self.execution
+        from_arrival = how is not None and how.from_arrival
+        continues = request.chunks and not from_arrival and sent.may_continue(self.frame.playing)
         payload, self.payload = self.payload, b""
         return SubmitFrame(
             session=session,
@@ -155,8 +163,10 @@ class SessionFrame:
             waited_ns=now_ns - self.received_ns,
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
-            unplayed_from=sent.halted_at + 1 if by_clock and self.frame.playing is None else 0,
             rested=sent.take_rest(),
+            seen_only=self.seen_only,
+            rate_percent=how.rate_percent if how is not None else FULL_RATE,
+            from_arrival=from_arrival,
         )
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
@@ -225,6 +235,7 @@ class PendingAnswer:
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(len(self.token_ids)) if speculation else 0,
             report=self.report,
+            execution=self.track.execution,
         )
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 

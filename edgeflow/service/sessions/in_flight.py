@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.answers import AgeLimit
+from edgeflow.service.sessions.answers import SessionAnswers
 from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, PendingAnswer, SessionFrame, StatusEvent
 from edgeflow.service.sessions.rates import SessionRates
 from edgeflow_client.reasons import Reason
@@ -66,15 +66,16 @@ class FramesInFlight:
     """Frames in the states arrived → decoding → decoded → sent → ready; each outcome goes to the outbox once.
 
     excess: frames rejected since `take_excess` because they exceeded the permitted rate.
-    ready: the action that waits for the stream.
+    ready: the action that waits for the stream. keeps_history: the worker gets frames that are not answered, too.
     """
 
-    def __init__(self, outbox: Outbox, rates: SessionRates, age_limit: AgeLimit) -> None:
+    def __init__(self, outbox: Outbox, rates: SessionRates, answers: SessionAnswers, *, keeps_history: bool) -> None:
         self.excess = 0
         self.ready: PendingAnswer | None = None
         self._outbox = outbox
         self._rates = rates
-        self._age_limit = age_limit
+        self._answers = answers
+        self._keeps_history = keeps_history
         self._arrived: SessionFrame | None = None
         self._decoding: SessionFrame | None = None
         self._decoder_busy = False  # also while it decodes a frame that was dropped
@@ -95,8 +96,15 @@ class FramesInFlight:
         self._arrived = track
 
     def turn_ns(self, now_ns: int) -> int | None:
-        """The time at which the waiting frame gets its turn; None if no frame waits or the decoder is busy."""
-        return None if self._arrived is None or self._decoder_busy else self._rates.turn_ns(now_ns)
+        """The time at which the waiting frame gets its turn; None if no frame waits for one, or the decoder is busy."""
+        track = self._arrived
+        if track is None or self._decoder_busy or not (self._keeps_history or self._may_answer(track, now_ns)):
+            return None
+        return self._rates.turn_ns(now_ns)
+
+    def _may_answer(self, track: SessionFrame, now_ns: int) -> bool:
+        busy = any(not each.seen_only for each in self._sent.values())
+        return self._answers.may_answer(track.frame, now_ns, busy=busy)
 
     def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
         """The next frame to decode, if its turn has come or no other session is active; one that waited too long is
@@ -109,7 +117,7 @@ class FramesInFlight:
             track.waited_for_turn = True
             return None
         self._arrived = None
-        if track.waited_for_turn and now_ns - track.received_ns > self._age_limit.turn_ns:
+        if track.waited_for_turn and now_ns - track.received_ns > self._answers.age_limit.turn_ns:
             # The turn is not taken from the bucket: the next frame gets it while it is still young.
             text = "its turn at the declared rate came too late for its age limit: the next frame has it"
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
@@ -131,11 +139,15 @@ class FramesInFlight:
         self._decoded = track
 
     def start_sending(self, now_ns: int) -> SessionFrame | None:
-        """The next frame to send, if one waits."""
-        track, self._decoded = self._decoded, None
-        if track is not None:
-            track.sent_ns = now_ns
-            self._sent[track.frame.seq] = track
+        """The next frame to send, if one waits that may be answered or belongs to a history."""
+        track = self._decoded
+        if track is None:
+            return None
+        track.seen_only = not self._may_answer(track, now_ns)
+        if track.seen_only and not self._keeps_history:
+            return None
+        self._decoded, track.sent_ns = None, now_ns
+        self._sent[track.frame.seq] = track
         return track
 
     def answered(self, seq: int, epoch: int) -> SessionFrame | None:
@@ -156,7 +168,8 @@ class FramesInFlight:
         return ready
 
     def leave(self, track: SessionFrame, disposition: Disposition, code: str, reason: str, text: str) -> None:
-        """Record the outcome of a frame that the caller has already removed."""
+        """Record the outcome of a frame that the caller has already removed, other than an answer."""
+        self._answers.execution.left(track.frame.seq)
         self._outbox.note(
             StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
         )

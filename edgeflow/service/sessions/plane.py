@@ -26,12 +26,18 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.service.errors import error_of_code, no_worker
 from edgeflow.service.host.spare import start_threads
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, check_chunks, matched
+from edgeflow.service.observation.requests import (
+    CheckedFrame,
+    OpenRequest,
+    check_chunks,
+    check_execution_facts,
+    matched,
+)
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
-from edgeflow.service.sessions.answers import FrameTimes
+from edgeflow.service.sessions.answers import FrameTimes, ServedPolicy
 from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
 from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
@@ -108,7 +114,6 @@ class ControlPlane:
                 request = self.matched(request)
             if self.worker is None:
                 raise no_worker()
-            request = replace(request, rtc=request.rtc and self.worker.rtc)
             plan = await self._planner.plan(number, request)
             runner = await self._open(number, request, plan, single)
             self._register(runner, caller)
@@ -135,14 +140,16 @@ class ControlPlane:
             if self.worker is not worker:  # replaced meanwhile: the ring was in the lost one
                 raise no_worker()
             check_chunks(request, answer.schema)
+            policy = ServedPolicy.of(answer.schema, worker)
+            check_execution_facts(request, policy.facts)
         except BaseException:
             self._port.send(CloseSession(number))
             raise
         finally:
             del self._opening[number]
         times = self._single_times if single else None
-        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), times=times)
-        session.age_limit.forecast_ns = self._planner.age_ns(number, plan)
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), policy, times=times)
+        session.answers.foretell(self._planner.answers(number))
         return SessionRunner(
             session,
             plan,

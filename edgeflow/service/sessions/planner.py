@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from edgeflow.ipc.messages import Pong, WorkerReady
+from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.errors import no_worker
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
@@ -27,7 +28,7 @@ class Planner:
         self._metrics = metrics
         self._log = log
         self._has_worker = False
-        self._ages: dict[int, int] = {}
+        self._answers: dict[int, AnswerForecast] = {}
         self._ages_stale = False
         self._forecasting: asyncio.Task[None] | None = None
         self._planning = asyncio.Lock()
@@ -40,16 +41,16 @@ class Planner:
                 raise no_worker()
             with self._metrics.rejections():
                 if self._runners:
-                    plan, ages = await asyncio.to_thread(self._planned, number, request)
+                    plan, answers = await asyncio.to_thread(self._planned, number, request)
                 else:
-                    plan, ages = self._planned(number, request)
+                    plan, answers = self._planned(number, request)
             self._admission.enter(number, plan)
-            self._apply_ages(ages)
+            self._foretell(answers)
             return plan
 
-    def age_ns(self, number: int, plan: SessionPlan) -> int:
-        """The forecast age of the actions of a session with this plan."""
-        return self._ages.get(number, plan.worst_age_ns)
+    def answers(self, number: int) -> AnswerForecast:
+        """The forecast for a session that was planned."""
+        return self._answers[number]
 
     def leave(self, number: int) -> None:
         """A session frees its share of the device."""
@@ -77,24 +78,24 @@ class Planner:
             self._ages_stale = False
             self._forecasting = asyncio.create_task(self._forecast_again(), name="forecast")
 
-    def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, int]]:
-        """A plan for one more session, and the resulting ages of all sessions' actions."""
+    def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, AnswerForecast]]:
+        """A plan for one more session, and the resulting answers of all sessions."""
         plans = self._admission.plans
         plan = self._admission.plan(request, tuple(plans.values()))
-        return plan, self._admission.forecast_ages(plans | {number: plan})
+        return plan, self._admission.forecast_answers(plans | {number: plan})
 
-    def _apply_ages(self, ages: dict[int, int]) -> None:
-        self._ages = ages
+    def _foretell(self, answers: dict[int, AnswerForecast]) -> None:
+        self._answers = answers
         for number, runner in self._runners.items():
-            if number in ages:
-                runner.session.age_limit.forecast_ns = ages[number]
+            if number in answers:
+                runner.session.answers.foretell(answers[number])
 
     async def _forecast_again(self) -> None:
         """Forecast the ages of all sessions after one left or pass times changed."""
         async with self._planning:
             plans = self._admission.plans
             if plans and self._has_worker:
-                self._apply_ages(await asyncio.to_thread(self._admission.forecast_ages, plans))
+                self._foretell(await asyncio.to_thread(self._admission.forecast_answers, plans))
 
     async def _replan(self) -> None:
         """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""

@@ -251,7 +251,7 @@ def open_session(
         deadline_ns=plan.robot.deadline_ns,
         patience_ns=_patience_ns(request, plan.mode),
         period_ns=plan.robot.period_ns,
-        rtc=request.rtc,
+        continues=request.continues,
     )
 
 

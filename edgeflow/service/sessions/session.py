@@ -27,7 +27,7 @@ from edgeflow.contract import Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, SessionAnswers, validity_ms
+from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, ServedPolicy, SessionAnswers, validity_ms
 from edgeflow.service.sessions.frames import (
     INVALID_IN_A_ROW,
     ActionEvent,
@@ -61,6 +61,7 @@ class Session:
         schema: ActionSchema,
         rules: SessionRules,
         now_ns: int,
+        policy: ServedPolicy | None = None,
         times: FrameTimes | None = None,
     ) -> None:
         self.number = number
@@ -72,18 +73,19 @@ class Session:
         self.ended: End | None = None
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
-        self.valid_for_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
+        ttl_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
         if request.front:  # it executes rows until it asks again
-            self.valid_for_ms = max(self.valid_for_ms, int(schema.horizon * schema.step_ms))
+            ttl_ms = max(ttl_ms, int(schema.horizon * schema.step_ms))
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
+        policy = policy or ServedPolicy.of(schema)
+        self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, ttl_ms=ttl_ms)
         self._order = FrameOrder()
         self.rates = SessionRates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = RingState.HELD
         self._outbox = Outbox()
-        self._frames = FramesInFlight(self._outbox, self.rates, self.age_limit)
-        self.answers = SessionAnswers(schema, self.age_limit, whole=request.chunks, by_clock=not request.front)
+        self._frames = FramesInFlight(self._outbox, self.rates, self.answers, keeps_history=policy.keeps_history)
 
     # Calls for the robot.
 
@@ -148,7 +150,7 @@ class Session:
             self._outbox.safe = None  # a STOP that was not sent yet would stop the new episode
         self.instruction = instruction or self.instruction
         self.epoch += 1
-        self.answers.sent.halt(Reason.EPOCH_CHANGED)
+        self.answers.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (RingState.HELD, RingState.ASKED):
@@ -204,6 +206,10 @@ class Session:
         if track is None:
             return None
         track.speculation = self.speculation
+        if not track.seen_only:
+            if (choice := self.answers.change()) is not None:
+                self.notify("execution", f"{choice.execution.value}: {choice.reason}")
+            track.execution = self.answers.begin(track.frame)
         sent, delay_ns = self.answers.sent, self.answers.expected_delay_ns
         return track.submit(self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns)
 
@@ -312,12 +318,12 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action that was not taken yet is withdrawn. The STOP of a fault stays."""
-        self.answers.sent.halt(reason)
+        self.answers.halt(reason)
         if (ready := self._frames.take_ready()) is not None:
             self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
         if command is Command.STOP or not self.answers.invalid.fault:
             self._outbox.safe = ActionEvent(
-                epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.valid_for_ms
+                epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.answers.valid_for_ms
             )
 
     def notify(self, kind: str, text: str = "") -> None:
@@ -360,7 +366,7 @@ class Session:
         events = self._outbox.take()
         if (ready := self._frames.take_ready()) is not None:
             self.answers.handed_out(ready, now_ns)
-            events += ready.events(now_ns, self._delay_ns(ready), self.valid_for_ms, -(-self.age_limit.ns // 1_000_000))
+            events += self.answers.events(ready, now_ns, self._delay_ns(ready))
         self._finish_if_idle()
         return events
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgeflow_client.connection.wire import rate_of
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.timeline import PlayLog, Timeline
 from edgeflow_client.trajectory import ChunkReport
+from edgeflow_client.types import UNKNOWN_STEP_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,13 @@ class ChunkPlayer:
     """The chunks of one stream: which one is executed when, and the newest that arrived.
 
     A chunk that does not fit is executed only once no row of the one before is due; the SDK would keep one that comes
-    earlier in reserve. While the robot rests none that continues another is executed. Single actions never are.
+    earlier in reserve. While the robot rests none that continues another is executed.
+
+    motion_ns: time of a row's motion (ActionSchema.motion_ns).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, motion_ns: int = UNKNOWN_STEP_NS) -> None:
+        self._motion_ns = motion_ns
         self._plays = PlayLog()
         self._played: _ExecutedChunk | None = None
         self._arrived: pb.Arrived | None = None
@@ -50,10 +55,12 @@ class ChunkPlayer:
             self._played = None
             self._plays.end(now_ns)
             return Seamed()
-        if action.horizon <= 1:
-            return Seamed()
         age_ns = max(now_ns - action.stamp_ns, 0)
         self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
+        if action.horizon <= 1:
+            until_ns = now_ns + action.valid_for_ms * 1_000_000
+            self._plays.begin(action.seq, Timeline(now_ns), now_ns, until_ns, now_ns + self._motion_ns)
+            return Seamed()
         played = self._played if self._played is not None and now_ns < self._played.until_ns else None
         report = ChunkReport(continues=action.continues, conditioned_steps=action.conditioned_steps)
         apart = played is None or report.continues != played.seq
@@ -64,21 +71,24 @@ class ChunkPlayer:
         return Seamed(continued=report.continues > 0, late=late)
 
     def _play(self, action: pb.Action, now_ns: int, begun: int) -> None:
-        timeline = Timeline(action.stamp_ns, _step_ns(action), action.horizon)
+        stands = self._played is None or now_ns >= self._played.rows_until_ns
+        start_ns = now_ns if action.from_arrival and stands else action.stamp_ns
+        timeline = Timeline(start_ns, _step_ns(action), action.rows or action.horizon)
         limit_ns = action.max_age_ms * 1_000_000 or None
         until_ns = timeline.valid_until_ns(now_ns, action.valid_for_ms * 1_000_000, limit_ns)
-        rows_until_ns = min(timeline.moment_ns(action.horizon), until_ns)
+        rows_until_ns = min(timeline.over_ns, until_ns)
         self._played = _ExecutedChunk(action.seq, begun, rows_until_ns, until_ns)
-        self._plays.begin(action.seq, timeline, now_ns, until_ns)
+        self._plays.begin(action.seq, timeline, now_ns, until_ns, rows_until_ns)
 
     def report(self, frame: pb.Frame) -> None:
         """Set the fields of a frame that report chunks."""
         played = self._plays.at(frame.stamp_ns)
         if played is not None:
-            frame.playing.CopyFrom(pb.Playing(seq=played[0], step=played[1]))
+            frame.playing.CopyFrom(pb.Playing(seq=played.seq, step=played.step, start_ns=played.start_ns))
+        frame.resting = self._plays.rests_at(frame.stamp_ns)
         if self._arrived is not None:
             frame.arrived.CopyFrom(self._arrived)
 
 
 def _step_ns(action: pb.Action) -> int:
-    return round(action.step_ms * 1e6)
+    return round(action.step_ms * 1e6 / rate_of(action))

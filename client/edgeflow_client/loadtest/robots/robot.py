@@ -214,7 +214,7 @@ class LoadRobot:
         if message.WhichOneof("kind") != "opened":
             raise FailedPrecondition(f"the service answered Open with {message.WhichOneof('kind')}")
         self.admitted = opened_of(message.opened)
-        self._playing = ChunkPlayer()
+        self._playing = ChunkPlayer(self.admitted.schema.motion_ns)
         self._backoff.succeeded()
         self._first = len(self.ledger.frames)
         self.ledger.happen(self._clock.now_ns(), "opened", "", f"session {self.admitted.session}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+from edgeflow.contract import Image
 from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.lab.demo.world.scene import POLICY_SIZE, Moment
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -14,8 +16,26 @@ Seen = Callable[[SubmitFrame], None]
 """Called with each frame that is rendered."""
 
 
+KEPT = 64
+"""Frames before the newest rendered one that a history may still ask for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedFrame(SubmitFrame):
+    """A frame that is rendered when its pixels are read."""
+
+    draw: Callable[[int], None]
+
+    def images(self) -> list[Image]:
+        self.draw(self.seq)
+        return SubmitFrame.images(self)
+
+
 class SimulatedCamera:
-    """Captures frames; each is rendered when its prefill starts, as the camera saw it at capture."""
+    """Captures frames; each is rendered when its pixels are read, as the camera saw it at capture.
+
+    frames: captured so far. drawn: rendered so far.
+    """
 
     def __init__(self, sim: RobotSim, seen: Seen | None = None) -> None:
         self.frames = 0
@@ -31,7 +51,8 @@ class SimulatedCamera:
         """
         self.frames += 1
         pixels = bytearray(POLICY_SIZE * POLICY_SIZE * 3)
-        frame = SubmitFrame(
+        frame = CapturedFrame(
+            draw=self.draw,
             session=SESSION,
             epoch=EPOCH,
             seq=self.frames,
@@ -45,12 +66,12 @@ class SimulatedCamera:
         return frame
 
     def draw(self, seq: int) -> None:
-        """Render a frame into its buffer, once; older frames are not needed any more."""
+        """Render a frame into its buffer, once."""
         if seq not in self._waiting:
             return
-        moment, pixels, frame = self._waiting[seq]
+        moment, pixels, frame = self._waiting.pop(seq)
         pixels[:] = self._sim.draw(moment).tobytes()
         self.drawn += 1
         if self._seen is not None:
             self._seen(frame)
-        self._waiting = {later: frame for later, frame in self._waiting.items() if later > seq}
+        self._waiting = {each: frame for each, frame in self._waiting.items() if each > seq - KEPT}

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
-from enum import Enum
 from typing import Any
 
 from edgeflow.lab.demo.world.task import EpisodeOutcome
-
-
-class Execution(str, Enum):
-    """How a robot executes chunks.
-
-    RTC: it requests the next chunk while executing one, which the next chunk continues (real-time chunking). FRESH:
-    likewise, but every chunk starts afresh. SYNCHRONOUS: it rests until the next chunk arrives.
-    """
-
-    RTC = "rtc"
-    FRESH = "fresh"
-    SYNCHRONOUS = "synchronous"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +48,8 @@ class EpisodeRun:
     """Number of chunks that came too late to continue the chunk in execution as planned."""
     late_played: int = 0
     """Number of late chunks that were executed after it."""
+    held_ns: int = 0
+    """Time for which the SDK ordered HOLD after the first action."""
 
     @property
     def actions(self) -> int:

@@ -1,25 +1,20 @@
-"""The common parts of robots in simulated time: a body that executes actions, answers in transit, and ticks."""
+"""The parts of a robot in simulated time: a body that executes actions, answers in transit, and ticks."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
-from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.lab.demo.simulated.camera import SimulatedCamera
+from edgeflow.ipc.messages import FrameResult
 from edgeflow.lab.demo.simulated.episodes import Acted
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Vector
 
 TICK_NS: Final = 10_000_000  # between two checks of what to execute
-Send = Callable[[SubmitFrame], None]
-"""Submits a frame to the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +38,16 @@ class Course:
 class SimulatedBody:
     """A simulated robot whose time the caller advances.
 
-    now_ns: time since the start of the episode. acted: the executed actions.
+    now_ns: time since the start of the episode. acted: the executed actions. held_ns: time for which the SDK ordered HOLD
+    after the first action.
     """
 
     def __init__(self, sim: RobotSim) -> None:
         self.sim = sim
         self.now_ns = 0
         self.acted: list[Acted] = []
+        self.held_ns = 0
+        self._holds = False
         self._start_s = sim.time
 
     @property
@@ -59,7 +57,13 @@ class SimulatedBody:
     def move_to(self, instant_ns: int) -> None:
         """Advance physics to an instant; an instant in the past changes nothing."""
         self.sim.step(max(0.0, self._start_s + instant_ns / 1e9 - self.sim.time))
+        self.held_ns += self._holds * max(instant_ns - self.now_ns, 0)
         self.now_ns = max(self.now_ns, instant_ns)
+
+    def hold(self, *, first: bool) -> None:
+        """Hold the position. first: an action was executed until now."""
+        self._holds = self._holds or first
+        self.sim.hold()
 
     @property
     def course(self) -> Course:
@@ -67,6 +71,7 @@ class SimulatedBody:
 
     def note(self, before: Course, *, captured_ns: int, passes: int, settled: int) -> None:
         """Note an action that is executed from now on, in place of the given course."""
+        self._holds = False
         course = self.course
         self.acted.append(
             Acted(
@@ -130,36 +135,3 @@ class Ticks:
         come = self.next_ns <= now_ns
         self._passed += come
         return come
-
-
-class SimulatedRobot(ABC):
-    """A robot in simulated time."""
-
-    def __init__(self, body: SimulatedBody, camera: SimulatedCamera, answers: DelayedAnswers, send: Send) -> None:
-        self._body = body
-        self._camera = camera
-        self._answers = answers
-        self._send = send
-
-    @property
-    def late(self) -> int:
-        """Number of chunks that came too late to continue the chunk in execution as planned."""
-        return 0
-
-    @property
-    def late_played(self) -> int:
-        """Number of late chunks that were executed after it."""
-        return 0
-
-    @property
-    @abstractmethod
-    def next_event_ns(self) -> int:
-        """The time at which the robot acts next if no answer arrives."""
-
-    @abstractmethod
-    def act(self) -> None:
-        """Do everything that is due now."""
-
-    @abstractmethod
-    def receive(self, message: FrameResult) -> None:
-        """Receive an answer now."""

@@ -2,7 +2,8 @@
 
 A pass takes the time in a device profile, or the time measured on this machine at the start; the simulated robot uses
 the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is rendered
-when its prefill starts, as the camera saw it at capture: frames that newer ones replace are never rendered.
+when the policy prepares it, as the camera saw it at capture: frames that newer ones replace are never rendered, unless a
+history asks for them.
 """
 
 from __future__ import annotations
@@ -12,27 +13,26 @@ from collections.abc import Callable
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
+from edgeflow.engine.policy import bridged_rows
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
-from edgeflow.lab.demo.simulated.action_robot import ActionRobot
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
-from edgeflow.lab.demo.simulated.chunk_robot import ChunkRobot
-from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
-from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, Send, SimulatedBody, SimulatedRobot
-from edgeflow.lab.demo.simulated.synchronous_robot import SynchronousRobot
+from edgeflow.lab.demo.simulated.client_robot import ClientRobot, RobotPlan
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, SimulatedBody
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler import forecast
-from edgeflow.scheduler.plan import FrameRef
+from edgeflow.scheduler.execution import ExecutionFacts
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Execution
 
 
 class VirtualService:
     """A worker whose passes take given times.
 
-    execution: of chunks; single actions are executed as they arrive. seen: called with each rendered frame, that is,
-    each frame whose prefill starts.
+    execution: as in a session's Open. seen: called with each rendered frame.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class VirtualService:
         limits: SchedulerLimits,
         times: PassTimes,
         *,
-        execution: Execution = Execution.RTC,
+        execution: Execution = Execution.AUTO,
         seen: Seen | None = None,
     ) -> None:
         self._execution = execution
@@ -55,21 +55,14 @@ class VirtualService:
     ) -> EpisodeRun:
         """Run one episode, from the simulation's current state to its outcome.
 
-        period_s: between camera frames. anchored: as in ActionRobot. delay: the least age at which an action arrives.
+        period_s: between camera frames. anchored: as in RobotPlan. delay: the least age at which an action arrives.
         """
         clock, camera, body = ManualClock(), SimulatedCamera(sim, self._seen), SimulatedBody(sim)
         published: list[Message] = []
-        worker = self._worker(clock, published, pace, camera.draw)
-        robot = self._robot(
-            body,
-            camera,
-            DelayedAnswers(delay),
-            worker.inbox.put,
-            pace,
-            period_ns=round(period_s * 1e9),
-            anchored=anchored,
-        )
-        overtaken = 0
+        worker = self._worker(clock, published, pace)
+        plan = self._plan(pace, round(period_s * 1e9), anchored)
+        robot = ClientRobot(body, camera, DelayedAnswers(delay), worker.inbox.put, plan)
+        answered = overtaken = 0
         while body.running:
             busy = worker.step()
             # A pass has moved the clock: let the world catch up before the robot sees what the pass published. Without
@@ -77,88 +70,64 @@ class VirtualService:
             _live_until(clock.now_ns() if busy else _wake_ns(robot, worker), robot, body)
             clock.advance_to_ns(body.now_ns)  # after a pass it is there already
             for message in published:
-                if isinstance(message, FrameResult):
+                if isinstance(message, FrameResult | FrameDropped):
                     robot.receive(message)
-                elif isinstance(message, FrameDropped):
-                    overtaken += message.reason == Reason.OVERTAKEN
+                    answered += isinstance(message, FrameResult)
+                    overtaken += isinstance(message, FrameDropped) and message.reason == Reason.OVERTAKEN
             published.clear()
         return EpisodeRun(
             outcome=sim.outcome,
             seconds=sim.time,
             frames=camera.frames,
-            begun=camera.drawn,
+            begun=answered + overtaken,
             overtaken=overtaken,
             acted=tuple(body.acted),
             late=robot.late,
             late_played=robot.late_played,
+            held_ns=body.held_ns,
         )
 
-    def _robot(
-        self,
-        body: SimulatedBody,
-        camera: SimulatedCamera,
-        answers: DelayedAnswers,
-        send: Send,
-        pace: Pace,
-        *,
-        period_ns: int,
-        anchored: bool,
-    ) -> SimulatedRobot:
+    def _plan(self, pace: Pace, period_ns: int, anchored: bool) -> RobotPlan:
         policy = self._engine.policy
-        schema, has_state = policy.action_schema(policy.unnorm_keys[0]), bool(policy.inputs.state)
-        if schema.horizon == 1:
-            return ActionRobot(body, camera, answers, send, period_ns=period_ns, anchored=anchored)
-        if self._execution is Execution.SYNCHRONOUS:
-            return SynchronousRobot(body, camera, answers, send, schema, has_state=has_state)
-        return ChunkRobot(
-            body,
-            camera,
-            answers,
-            send,
-            schema,
+        schema, inputs = policy.action_schema(policy.unnorm_keys[0]), policy.inputs
+        alone = forecast.ForecastSession(pace=pace, period_ns=period_ns, program=policy.program())
+        seen = forecast.forecast(self._times, self._limits, [alone])[0]
+        return RobotPlan(
+            schema=schema,
+            state=inputs.state,
+            facts=ExecutionFacts.of(
+                schema,
+                bridged_rows(policy, schema.horizon),
+                continues=policy.rtc is not None,
+                timed=inputs.most_delay_ms > 0.0,
+            ),
+            execution=self._execution,
+            forecast=forecast.AnswerForecast(age_ns=seen.worst_age_ns, gap_ns=seen.period_ns),
             period_ns=period_ns,
-            state=policy.inputs.state,
-            continues=self._execution is Execution.RTC,
-            forecast_ns=self._forecast_ns(pace, period_ns),
+            keeps_history=inputs.history > 1,
+            anchored=anchored,
         )
 
-    def _forecast_ns(self, pace: Pace, period_ns: int) -> int:
-        robot = forecast.ForecastSession(pace=pace, period_ns=period_ns, program=self._engine.policy.program())
-        return forecast.forecast(self._times, self._limits, [robot])[0].worst_age_ns
-
-    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace, draw: Callable[[int], None]) -> Worker:
+    def _worker(self, clock: ManualClock, published: list[Message], pace: Pace) -> Worker:
         def wait(seconds: float) -> None:
             clock.advance_ns(round(seconds * 1e9))
 
-        scheduler, pacer = _AnnouncingScheduler(self._limits, draw), Pacer(self._times, clock, wait)
-        worker = Worker(self._engine, scheduler, clock, published.append, pacer=pacer)
+        pacer = Pacer(self._times, clock, wait)
+        worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
+        continues = self._execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
         worker.inbox.put(
-            OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", rtc=self._execution is Execution.RTC)
+            OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", continues=continues)
         )
         return worker
 
 
-class _AnnouncingScheduler(Scheduler):
-    """A scheduler that announces each frame whose prefill is about to start."""
-
-    def __init__(self, limits: SchedulerLimits, announce: Callable[[int], None]) -> None:
-        super().__init__(limits)
-        self._announce = announce
-
-    def next_frames(self, now_ns: int) -> list[FrameRef]:
-        frames = super().next_frames(now_ns)
-        for frame in frames:
-            self._announce(frame.seq)
-        return frames
-
-
-def _wake_ns(robot: SimulatedRobot, worker: Worker) -> int:
+def _wake_ns(robot: ClientRobot, worker: Worker) -> int:
     """The next event while no pass runs: the robot's, or a drain that becomes due."""
     wake_at_ns = worker.wake_at_ns()
     return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
 
 
-def _live_until(instant_ns: int, robot: SimulatedRobot, body: SimulatedBody) -> None:
+def _live_until(instant_ns: int, robot: ClientRobot, body: SimulatedBody) -> None:
     """Advance physics and the robot's own events to an instant."""
     while robot.next_event_ns <= instant_ns and body.running:
         body.move_to(robot.next_event_ns)

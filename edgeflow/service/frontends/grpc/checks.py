@@ -16,15 +16,15 @@ from edgeflow.service.observation.checks import (
     check_camera_size,
     check_counts,
     check_depth,
+    check_execution,
     check_name,
     check_period,
-    check_rtc,
     check_speculation,
     check_text,
     check_vectors,
 )
 from edgeflow.service.observation.requests import OpenRequest
-from edgeflow_client.connection.wire import MODES
+from edgeflow_client.connection.wire import EXECUTIONS, MODES
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -34,6 +34,7 @@ MAX_PARTS = 64  # messages in a repeated field
 NAMES_FIELD = "open.proprio_names"
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
 _MODES = {pb.MODE_UNSPECIFIED: None, **MODES}
+_EXECUTIONS = {pb.EXECUTION_UNSPECIFIED: None, **EXECUTIONS}
 
 
 def reject_unknown_fields(message: Message, field: str) -> None:
@@ -102,6 +103,12 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
             field="open.mode",
             reason=Reason.MODE_UNKNOWN,
         )
+    if message.execution not in _EXECUTIONS:
+        raise InvalidArgument(
+            "unknown execution; use auto, continue, fresh, rest or slow",
+            field="open.execution",
+            reason=Reason.EXECUTION_UNKNOWN,
+        )
     mode = _MODES[message.mode]
     check_depth(mode, message.depth)
     check_speculation(mode, message.tolerance_bins, message.max_passes)
@@ -114,7 +121,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         unnorm_key=check_name(message.unnorm_key, "open.unnorm_key") if message.unnorm_key else "",
         state=check_state(message, limits),
         chunks=message.chunks,
-        rtc=check_rtc(message.rtc, message.chunks),
+        execution=check_execution(_EXECUTIONS[message.execution], message.chunks),
         depth=message.depth,
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,

@@ -100,9 +100,14 @@ def check_frame(received: AnyReceived, opened: OpenRequest, limits: LimitsConfig
         state=state,
         instruction=instruction,
         crc32c=checksum,
-        playing=Playing(message.playing.seq, message.playing.step) if message.HasField("playing") else None,
+        playing=_playing(message.playing) if message.HasField("playing") else None,
         arrived=Arrived(message.arrived.seq, message.arrived.age_ns) if message.HasField("arrived") else None,
+        resting=message.resting,
     )
+
+
+def _playing(message: pb.Playing) -> Playing:
+    return Playing(message.seq, message.step, message.start_ns)
 
 
 def check_act(

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from edgeflow.config.sections import LimitsConfig
+from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
@@ -18,12 +19,13 @@ from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
+from edgeflow.service.sessions.answers import SessionAnswers
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, MODES, schema_message
+from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, EXECUTIONS, MODES, schema_message
 from edgeflow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -96,8 +98,7 @@ class StreamCall:
             session.robot_schema,
             runner.plan,
             model=self._plane.config.alias,
-            valid_for_ms=session.valid_for_ms,
-            rtc=session.request.rtc,
+            answers=session.answers,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:
@@ -209,6 +210,7 @@ def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> No
 
 _COMMANDS = {command: number for number, command in COMMANDS.items()}
 _MODES = {mode: number for number, mode in MODES.items()}
+_EXECUTIONS = {None: pb.EXECUTION_UNSPECIFIED, **{execution: number for number, execution in EXECUTIONS.items()}}
 _DISPOSITIONS = {disposition: number for number, disposition in DISPOSITIONS.items()}
 
 
@@ -235,10 +237,10 @@ def server_message(event: Event) -> pb.ServerMessage:
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, valid_for_ms: int, rtc: bool
+    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, answers: SessionAnswers
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
-    speculation = plan.pace.speculation
+    speculation, choice = plan.pace.speculation, answers.execution.now
     return pb.ServerMessage(
         opened=pb.Opened(
             session=session,
@@ -247,13 +249,14 @@ def opened_message(
             action_tokens=plan.stages,
             mode=_MODES[served_mode(plan.mode, plan.pace, plan.stages)],
             model=model,
-            valid_for_ms=valid_for_ms,
+            valid_for_ms=answers.valid_for_ms,
             depth=plan.pace.depth,
             predicted_fps=plan.forecast.fps,
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
-            rtc=rtc,
+            execution=_EXECUTIONS[choice.execution if choice else None],
+            unheard_m=answers.unheard_m,
         )
     )
 
@@ -294,4 +297,16 @@ def action_message(event: ActionEvent) -> pb.Action:
             for each in report.candidates
         ],
         chosen=report.chosen,
+        **_executed(event.execution),
     )
+
+
+def _executed(how: AnswerExecution | None) -> dict[str, Any]:
+    if how is None:
+        return {}
+    return {
+        "execution": _EXECUTIONS[how.execution],
+        "rate": how.rate_percent / FULL_RATE,
+        "rows": how.rows,
+        "from_arrival": how.from_arrival,
+    }
