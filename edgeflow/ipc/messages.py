@@ -95,6 +95,10 @@ class SubmitFrame:
     """
     rested: bool = False
     """The first frame after a HOLD, or of an epoch: earlier observations do not count."""
+    start_delay_ns: int = 0
+    """Expected time from its capture until row 0 of its answer is executed, where the robot rests until then; 0 where
+    rows count from the capture.
+    """
 
     def images(self) -> list[Image]:
         """The images as views of the payload; WorkerError if the payload does not match the sizes."""
