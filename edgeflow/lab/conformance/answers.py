@@ -158,9 +158,7 @@ def check_delay(subject: LoadedSubject) -> str:
         _finite(found, f"the answer {when}")
         _within(subject, found.values)
         if any(found.same(each) for each in answers.values()):
-            advice = (
-                "use delay_ms in `joined`, or without a history in `prepare`; or take most_delay_ms out of `inputs`"
-            )
+            advice = "use delay_ms in `prepare`, with a history in `joined`, or take most_delay_ms out of `inputs`"
             raise NotConforming(f"another delay does not change the answer {when}", advice)
         answers[delay_ms] = found
     return f"used, 0 to {most:g} ms"

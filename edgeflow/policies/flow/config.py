@@ -108,9 +108,7 @@ class FlowConfig:
 
     @property
     def state_inputs(self) -> int:
-        """The numbers that are normalised and padded: the newest state; of each earlier one its difference to the newest
-        and its age; the delay.
-        """
+        """The numbers of the state with its past and the delay (policies/flow/observing.state_with_past)."""
         return self.history * (self.state + 1) - (not self.most_delay_ms)
 
 
@@ -175,8 +173,8 @@ def with_history(config: FlowConfig, directory: Path) -> FlowConfig:
     found = replace(config, history=frames, history_step_ms=step_ms, most_delay_ms=delay_ms)
     if found.state_inputs > config.state_dims:
         raise CheckpointError(
-            f"{CONFIG_FILE}.max_state_dim is {config.state_dims}; with the history and the delay of {DEFAULTS_FILE} the "
-            f"state has {found.state_inputs} numbers"
+            f"{CONFIG_FILE}.max_state_dim is {config.state_dims}; with history and delay of {DEFAULTS_FILE}, {STATE} "
+            f"has {found.state_inputs} numbers"
         )
     return found
 

@@ -53,8 +53,8 @@ class FlowMoment:
 def state_with_past(
     states: Sequence[NDArray[np.float32]], gaps_ns: Sequence[int], delay_ms: float | None
 ) -> NDArray[np.float32]:
-    """The newest state; of each earlier one, the newest of them first, its difference to that and its age in seconds; the
-    delay in seconds, unless it is None: [FlowConfig.state_inputs] in the policy's units.
+    """The newest state; of each earlier one, the nearest in time first, its difference to the newest and its age in
+    seconds; the delay in seconds, unless it is None: [FlowConfig.state_inputs] in the policy's units.
 
     states: [S] of each observation, the oldest first. gaps_ns: between neighbours.
     """

@@ -82,8 +82,7 @@ class ServedPolicy:
 def prepared_frames(
     policy: Policy, observations: Sequence[Observation], indices: Sequence[int] | None = None
 ) -> list[Any]:
-    """The inputs of the answers to observations, by default of all. Delays, where the policy takes them, are spread over
-    all that it takes.
+    """The inputs of the answers to observations, by default to all. Delays are spread over all that the policy takes.
 
     The past of an observation are those before it in the sequence that lead to it, with earlier stamps and the same
     instruction.
@@ -101,15 +100,15 @@ def _prepared(policy: Policy, seen: Sequence[Observation], delay_ms: float) -> A
     inputs, newest = policy.inputs, seen[-1]
     if inputs.history == 1:
         return policy.prepare(replace(newest, delay_ms=delay_ms))
-    first = len(seen) - 1
-    while (
-        first and seen[first - 1].stamp_ns < seen[first].stamp_ns and seen[first - 1].instruction == newest.instruction
-    ):
-        first -= 1
-    stamps_ns = [each.stamp_ns for each in seen[first:]]
+    past = [newest]
+    for each in reversed(seen[:-1]):
+        if each.stamp_ns >= past[0].stamp_ns or each.instruction != newest.instruction:
+            break
+        past.insert(0, each)
+    stamps_ns = [each.stamp_ns for each in past]
     chosen = picked(stamps_ns, inputs.history, round(inputs.history_step_ms * 1e6))
     gaps_ns = tuple(stamps_ns[newer] - stamps_ns[older] for older, newer in pairwise(chosen))
-    moments = tuple(policy.prepare(seen[first + each]) for each in chosen)
+    moments = tuple(policy.prepare(past[each]) for each in chosen)
     return cast("HistoryPolicy", policy).joined(ObservationWindow(moments, gaps_ns, delay_ms))
 
 
