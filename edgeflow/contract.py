@@ -78,6 +78,10 @@ class PolicyInputs:
     """Observations that an answer needs, the newest included, 1 to MOST_HISTORY."""
     history_step_ms: float = 0.0
     """Time between them, as in the training's data; 0 = consecutive ones."""
+    most_delay_ms: float = 0.0
+    """The longest time from a capture until the first row of its answer is executed that the policy takes as an input;
+    0 = it does not ask for it.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.history <= MOST_HISTORY or not 0 <= self.history_step_ms < float("inf"):
@@ -85,6 +89,8 @@ class PolicyInputs:
                 f"a history has 1 to {MOST_HISTORY} observations, at least 0 ms apart; not {self.history}, "
                 f"{self.history_step_ms} ms apart"
             )
+        if not 0 <= self.most_delay_ms < float("inf"):
+            raise ValueError(f"the longest delay of a policy is at least 0 ms and finite, not {self.most_delay_ms} ms")
 
     @property
     def numbers(self) -> int:
@@ -120,6 +126,10 @@ class Observation:
     """The session, for policies with state per session; another number after each reset, change of instruction and
     HOLD.
     """
+    delay_ms: float = 0.0
+    """Expected time from the capture until row 0 of its answer is executed, the robot resting until then, 0 to
+    PolicyInputs.most_delay_ms; 0 where rows count from the capture, and with a history, whose window has it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +140,8 @@ class ObservationWindow:
     """[PolicyInputs.history], the oldest first. Where a session has fewer, the oldest one is repeated."""
     gaps_ns: tuple[int, ...]
     """[history - 1] the time between neighbours, by the robot's stamps; 0 between repeats."""
+    delay_ms: float = 0.0
+    """As in Observation, of the newest one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.engine.control.engine import EngineOptions, FlowEngine, flow_engine
+from edgeflow.engine.control.history import first_prompts
 from edgeflow.engine.control.offline import OfflineRun, limits_for
 from edgeflow.engine.control.samples import sample_observations
 from edgeflow.engine.control.warmup import chunk_objection
@@ -119,7 +120,8 @@ def _policy(name: str) -> FlowPolicy:
 
 
 def _frames(policy: FlowPolicy, count: int) -> list[FlowFrame]:
-    return [policy.prepare(each) for each in sample_observations(policy.inputs, count, INSTRUCTION)]
+    with first_prompts(policy, list(sample_observations(policy.inputs, count, INSTRUCTION))) as frames:
+        return frames
 
 
 def _engine(policy: FlowPolicy) -> FlowEngine:

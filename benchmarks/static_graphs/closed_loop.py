@@ -19,13 +19,12 @@ from benchmarks.command import keep, machine_facts, options
 from benchmarks.static_graphs.demo_flow import REWRITES
 from edgeflow.artifacts.manifest import StageName
 from edgeflow.lab.demo.evaluation import EvaluationPlan, evaluate
-from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.request import ExportRequest, Precision
 from edgeflow.lab.export.run import export
 from edgeflow.lab.verify.comparison import silent
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY
-from edgeflow_client.types import Mode
+from edgeflow_client.types import Execution, Mode
 
 PROFILE = "rtx5090"
 SPEEDS = (0.0, 0.05)  # m/s
@@ -50,7 +49,7 @@ def measured(precision: Precision, episodes: int) -> Iterator[dict[str, Any]]:
             speeds=SPEEDS,
             profiles=(PROFILE,),
             model=str(request.out),
-            executions=(Execution.RTC,),
+            executions=(Execution.CONTINUE,),
         )
         for result in evaluate(plan, silent):
             yield {"precision": precision.value, **result.as_json()}

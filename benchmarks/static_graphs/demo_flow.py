@@ -13,7 +13,7 @@ from edgeflow.lab.export.graphs.shapes import ExportShapes
 from edgeflow.lab.export.programs import program_of
 from edgeflow.lab.export.quantised.errors import FlowErrors, flow_errors
 from edgeflow.lab.export.quantised.flow_loop import Denoised, FlowLoop, candidates_of
-from edgeflow.lab.export.quantised.frames import FRAMES, demo_frames, loaded, prepared, spread
+from edgeflow.lab.export.quantised.frames import FRAMES, demo_frames, loaded, prepared
 from edgeflow.lab.export.quantised.masks import calibrate_mask
 from edgeflow.lab.export.quantised.qdq import quantise
 from edgeflow.lab.export.quantised.stage_inputs import StageInputs, Steps, record_stage_inputs
@@ -33,9 +33,8 @@ class DemoFlow:
     def __init__(self) -> None:
         self.policy = loaded(EMBEDDED_FLOW_POLICY)
         recorded = demo_frames(EMBEDDED_FLOW_POLICY, silent, held_out=HELD_OUT)
-        shown = spread([each.observation for each in recorded if not each.held_out], FRAMES)
-        self.frames = prepared(self.policy, shown)
-        self.held_out = prepared(self.policy, [each.observation for each in recorded if each.held_out])
+        self.frames = prepared(self.policy, [each.observation for each in recorded if not each.held_out], FRAMES)
+        self.held_out = prepared(self.policy, [each.observation for each in recorded if each.held_out], HELD_OUT)
         _, self.program = program_of(EMBEDDED_FLOW_POLICY, ExportShapes(batches=(1,)))
         assert isinstance(self.program.source, FlowExport)
         self._loop = FlowLoop(self.program.source, self.program, self.program.text, 1)

@@ -274,7 +274,7 @@ class ClientSession:
             values=chunk.played[step].copy(),
             token_ids=tuple(message.token_ids),
             schema=opened.schema,
-            stamp_ns=timeline.stamp_ns,
+            stamp_ns=message.stamp_ns,
             received_ns=now_ns,
             valid_until_ns=timeline.valid_until_ns(now_ns, validity_ns, limit_ns),
             frame_pose=taken.pose,

@@ -26,8 +26,8 @@ class Mode(str, Enum):
 class Execution(str, Enum):
     """How a robot executes answers.
 
-    CONTINUE: each chunk continues the one in execution (real-time chunking). FRESH: each chunk starts anew while the one
-    before it is in execution. REST: the robot executes some rows and stands still until its next frame is answered.
+    CONTINUE: each chunk continues the one in execution (real-time chunking). FRESH: each chunk starts anew while the
+    one before it is in execution. REST: the robot executes some rows and stands still until its next frame is answered.
     SLOW: as CONTINUE or FRESH, at a fraction of the chunk's rate. AUTO: the service chooses, by how late answers come
     and by what the policy can bridge.
     """

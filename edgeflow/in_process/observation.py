@@ -17,7 +17,7 @@ from edgeflow_client.observation import encode_images, encode_state
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
-INSTRUCTION, STAMP = "instruction", "stamp_ns"
+INSTRUCTION, STAMP, DELAY = "instruction", "stamp_ns", "delay_ms"
 MOST_STAMP_NS = 1 << 63
 
 
@@ -34,6 +34,8 @@ class EncodedObservation:
     instruction: str
     stamp_ns: int | None
     """None = not given."""
+    delay_ms: float
+    """As in Observation."""
 
 
 def check_observation(
@@ -41,14 +43,15 @@ def check_observation(
 ) -> EncodedObservation:
     """Match a flat mapping with what the policy needs; InvalidArgument names both sides.
 
-    observation: cameras as uint8 [height, width, 3], state vectors as numbers [n], "instruction" and "stamp_ns".
-    names: of the configuration. reads_text: the policy reads the instruction, which then may not be missing.
+    observation: cameras as uint8 [height, width, 3], state vectors as numbers [n], "instruction", "stamp_ns" and
+    "delay_ms". names: of the configuration. reads_text: the policy reads the instruction, which then may not be
+    missing.
     """
     if not isinstance(observation, Mapping):
         raise InvalidArgument(f"must be a dict of arrays by name, got {type(observation).__name__}")
     images, vectors = dict[str, Any](), dict[str, Any]()
     for name, value in observation.items():
-        if name not in (INSTRUCTION, STAMP):
+        if name not in (INSTRUCTION, STAMP, DELAY):
             array = _array(name, value)
             (images if array.ndim == 3 else vectors)[name] = array
     cameras = tuple(CameraSpec(name, each.shape[1], each.shape[0], ImageFormat.RGB8) for name, each in images.items())
@@ -66,6 +69,7 @@ def check_observation(
         state=[numbers[place] for place in places],
         instruction=_instruction(observation, needed=reads_text),
         stamp_ns=_stamp_ns(observation),
+        delay_ms=_delay_ms(observation, inputs.most_delay_ms),
     )
 
 
@@ -126,3 +130,18 @@ def _stamp_ns(observation: Mapping[str, Any]) -> int | None:
     if not 0 <= stamp_ns < MOST_STAMP_NS:
         raise InvalidArgument(f"{STAMP!r} must be an integer of nanoseconds from 0 to 2**63 - 1, got {given!r}")
     return stamp_ns
+
+
+def _delay_ms(observation: Mapping[str, Any], most: float) -> float:
+    given = observation.get(DELAY)
+    if given is None:
+        return 0.0
+    if not most:
+        raise InvalidArgument(f"{DELAY!r} is given, and the policy takes no delay; leave it out")
+    try:
+        delay_ms = float(given)
+    except (TypeError, ValueError, OverflowError):
+        delay_ms = -1.0
+    if isinstance(given, str) or not 0 <= delay_ms <= most:
+        raise InvalidArgument(f"{DELAY!r} must be a number of milliseconds from 0 to {most:g}, got {given!r}")
+    return delay_ms

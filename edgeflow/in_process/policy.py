@@ -106,8 +106,10 @@ class LocalPolicy:
         """The policy's answer to an observation: `horizon` actions.
 
         observation: cameras by name as uint8 arrays [height, width, 3], RGB; state vectors by name as numbers [n]; the
-        "instruction"; the time of the capture as "stamp_ns", which by default is now. A name may go without its prefix:
-        `top` is `observation.images.top`. robot: whose observation it is; each robot has its own history.
+        "instruction"; the time of the capture as "stamp_ns", which by default is now; and, if `inputs.most_delay_ms` is
+        above 0, the time from the capture until the first row is executed as "delay_ms", by default 0. A name may go
+        without its prefix: `top` is `observation.images.top`. robot: whose observation it is; each robot has its own
+        history.
 
         InvalidArgument names what is missing, unknown or wrong. Internal: the answer is not finite or outside the
         action limits.
@@ -187,6 +189,7 @@ class LocalPolicy:
             state=[number for vector in made_up.state.values() for number in vector],
             instruction=INSTRUCTION,
             stamp_ns=None,
+            delay_ms=made_up.delay_ms,
         )
         with uncounted(self._policy):
             (answer,) = self._answers({None: checked}).values()
@@ -303,6 +306,7 @@ class LocalPolicy:
                 payload=checked.payload,
                 state=checked.state,
                 stamp_ns=robot.stamp_ns,
+                start_delay_ns=round(checked.delay_ms * 1e6),
             )
         )
 

@@ -68,7 +68,10 @@ class ChangePace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitFrame:
-    """Control → worker: one checked observation, answered by exactly one FrameResult or FrameDropped. Payload: height*width*3 RGB bytes of each camera of the policy."""
+    """Control → worker: one checked observation, answered by exactly one FrameResult or FrameDropped.
+
+    Payload: height*width*3 RGB bytes of each camera of the policy.
+    """
 
     session: int
     epoch: int
@@ -95,8 +98,10 @@ class SubmitFrame:
     """The frame is part of the session's history and is not answered: it leaves as superseded."""
     rate_percent: int = 100
     """The share of the chunk's rate at which the answer is executed."""
-    from_arrival: bool = False
-    """The robot stands still until the answer arrives, and begins with its first row then."""
+    start_delay_ns: int = 0
+    """Expected time from its capture until row 0 of its answer is executed, where the robot stands still until then; 0
+    where rows count from the capture.
+    """
 
     def images(self) -> list[Image]:
         """The images as views of the payload; WorkerError if the payload does not match the sizes."""

@@ -164,6 +164,7 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
         ],
         "history": worker.inputs.history,
         "history_step_ms": worker.inputs.history_step_ms or None,
+        "most_delay_ms": worker.inputs.most_delay_ms or None,
         "horizon": worker.schema.horizon,
         "step_ms": worker.schema.step_ms,
         "control_rate_hz": worker.schema.control_rate_hz or None,

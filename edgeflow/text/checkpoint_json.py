@@ -96,7 +96,7 @@ class Fields:
             raise CheckpointError(f"{self.name(key)} must be an object: copy the checkpoint again")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None) -> float:
         """A finite number."""
         value = self._value(key, default)
         if (
@@ -107,7 +107,7 @@ class Fields:
             raise CheckpointError(f"{self.name(key)} is {repr(value)[:60]}; served: a number")
         return float(value)
 
-    def positive(self, key: str, default: float) -> float:
+    def positive(self, key: str, default: float | None) -> float:
         """A finite number above 0."""
         value = self.number(key, default)
         if value <= 0:

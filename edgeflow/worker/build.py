@@ -11,6 +11,7 @@ from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.engine import EngineOptions, PassEngine
 from edgeflow.engine.control.history import check_history, kept_bytes
+from edgeflow.engine.control.samples import SIDE
 from edgeflow.engine.control.trajectory import Trajectory
 from edgeflow.engine.memory import FIXED_BYTES, MOST_SESSIONS, KVNeed, choose_sessions, describe, free_bytes
 from edgeflow.engine.placement import (
@@ -93,7 +94,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     )
     policy = published.load(placement)
     _check_policy(config, policy)
-    need = replace(need, frame_bytes=need.frame_bytes + kept_bytes(policy.inputs))
+    side = policy.frame_shape[0][-1] if hasattr(policy, "frame_shape") else SIDE  # of prepared pixels
+    need = replace(need, frame_bytes=need.frame_bytes + kept_bytes(policy.inputs, side))
     free = free_bytes(device)
     sessions = choose_sessions(config.max_sessions, need, free, most)
     options = EngineOptions(

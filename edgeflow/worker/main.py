@@ -22,7 +22,7 @@ from edgeflow.engine.control.profile import Pacer, load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.graphs import record_passes
 from edgeflow.engine.placement import operators_line
-from edgeflow.engine.policy import INSTRUCTION
+from edgeflow.engine.policy import INSTRUCTION, bridged_rows
 from edgeflow.ipc.channel import BlockingChannel, ChannelClosed
 from edgeflow.ipc.messages import WarmupProgress, WorkerFailed, WorkerReady
 from edgeflow.policies.registry import family_of, plugin_of

@@ -23,6 +23,8 @@ from edgeflow_client.errors import (
     ResourceExhausted,
 )
 from tests.plugins.edgeflow_stub import BEYOND, NAN, REFUSE, answer
+from tests.policies.flow.tiny import write_checkpoint as write_flow
+from tests.policies.flow.weights import Tiny
 from tests.stub_policy import stub_checkpoint, stub_plugin
 
 __all__ = ["stub_plugin"]
@@ -65,12 +67,36 @@ def test_the_answer_is_the_policys(policy: edgeflow.LocalPolicy):
         ({"instruction": 5}, "'instruction' must be a text, got int"),
         ({"instruction": "a\ud800"}, "'instruction' is not a text: it has half of a character"),
         ({"stamp_ns": 1.5}, "'stamp_ns' must be an integer"),
+        ({"delay_ms": 0}, "'delay_ms' is given, and the policy takes no delay; leave it out"),
     ],
 )
 def test_a_wrong_observation_is_rejected(policy: edgeflow.LocalPolicy, changes: dict, words: str):
     with pytest.raises(InvalidArgument) as caught:
         policy.infer({**OBSERVATION, **changes})
     assert caught.value.text.startswith("observation: ") and words in caught.value.text
+
+
+@pytest.fixture(scope="module")
+def delayed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[edgeflow.LocalPolicy]:
+    directory = write_flow(tmp_path_factory.mktemp("delayed"), Tiny(kind="smolvla", delay=True))
+    with edgeflow.load(directory, policy={"control_rate_hz": 20}) as policy:
+        yield policy
+
+
+DELAYED = {"top": TOP, "wrist": WRIST, "state": JOINTS, "instruction": "lift it", "stamp_ns": 1}
+
+
+def test_a_delay_is_the_answers_own(delayed: edgeflow.LocalPolicy):
+    assert delayed.inputs.most_delay_ms == 600.0
+    plain = delayed.infer(DELAYED).array
+    chunks = delayed.infer_many({1: {**DELAYED, "delay_ms": 0}, 2: {**DELAYED, "delay_ms": np.float32(600)}})
+    assert np.allclose(chunks[1].array, plain, atol=1e-5) and not np.allclose(chunks[2].array, plain, atol=1e-3)
+
+
+@pytest.mark.parametrize("given", [601, -0.5, float("nan"), "fast", "300", [1.0, 2.0]])
+def test_a_delay_beyond_the_policys_is_rejected(delayed: edgeflow.LocalPolicy, given: object):
+    with pytest.raises(InvalidArgument, match="'delay_ms' must be a number of milliseconds from 0 to 600, got "):
+        delayed.infer({**DELAYED, "delay_ms": given})
 
 
 def test_a_missing_input_is_named_with_both_lists(policy: edgeflow.LocalPolicy):

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from edgeflow_client.connection.bounds import MAX_DECLARED_AGE_MS, check_schema, check_validity, forecast_s
 from edgeflow_client.errors import REQUEST_ERRORS, EdgeflowError, FailedPrecondition, InvalidArgument
-from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, ChunkReport, Limited, LimitKind
 from edgeflow_client.types import (

@@ -77,7 +77,7 @@ class Continuity:
         self._kept[message.seq] = _KeptAnswer(
             seq=message.seq,
             stamp_ns=message.stamp_ns,
-            start_ns=None if message.from_arrival else message.stamp_ns,
+            start_ns=None if message.start_delay_ns else message.stamp_ns,
             step_ns=step_ns,
             actions=actions.copy(),
             values=values,

@@ -1,4 +1,5 @@
-"""The observations of a session as its policy sees them: the newest, those before it, and the number of the session.
+"""The observations of a session as its policy sees them: the newest, those before it, the delay of its answer, and the
+number of the session.
 
 Every frame that reaches the worker counts, also one that a newer frame supersedes before its pass. So they follow from
 what the robot sent, and not from when passes ran or which robots shared them.
@@ -83,15 +84,24 @@ def observation_of(message: SubmitFrame, inputs: PolicyInputs, session: int = 0)
     )
 
 
-def kept_bytes(inputs: PolicyInputs) -> int:
+def start_delay_ms(message: SubmitFrame, inputs: PolicyInputs) -> float:
+    """The delay of a frame's answer as its policy takes it, 0 where it does not ask.
+
+    The time that the frame waited in the worker is not added: control expects a start from measured answers, whose ages
+    include such waits.
+    """
+    return min(max(message.start_delay_ns, 0) / 1e6, inputs.most_delay_ms)
+
+
+def kept_bytes(inputs: PolicyInputs, side: int = SIDE) -> int:
     """The most memory of the observations that a session keeps, with pixels in float32; 0 without a history.
 
-    A camera of any size counts with SIDE x SIDE pixels.
+    A camera of any size counts with side x side pixels.
     """
     if inputs.history == 1:
         return 0
     kept = inputs.history + (THINNEST * (inputs.history - 1) if inputs.history_step_ms else 0)
-    pixels = sum((each.height or SIDE) * (each.width or SIDE) for each in inputs.cameras)
+    pixels = sum((each.height or side) * (each.width or side) for each in inputs.cameras)
     return kept * (CHANNELS * pixels + inputs.numbers) * 4
 
 
@@ -136,9 +146,9 @@ class SessionHistory:
             number = next(self._numbers)
             cast("SessionPolicy", self._policy).begin(number)
             self._number = number
-        count = self._policy.inputs.history
+        count, delay_ms = self._policy.inputs.history, start_delay_ms(message, self._policy.inputs)
         if count == 1:
-            return self._prepared(message)
+            return self._prepared(message, delay_ms)
         seen = [each for each in self._seen if each.message.seq <= message.seq and not each.rejected]
         if not seen or seen[-1].message.seq != message.seq:
             seen.append(_Seen(message))
@@ -147,7 +157,7 @@ class SessionHistory:
             chosen = [seen[index] for index in picked([each.stamp_ns for each in seen], count, self._step_ns)]
             rejected = next((each for each in chosen[:-1] if not self._is_prepared(each)), None)
             if rejected is None:
-                return self._joined(chosen)
+                return self._joined(chosen, delay_ms)
             seen.remove(rejected)
 
     def remove(self, message: SubmitFrame) -> None:
@@ -177,8 +187,9 @@ class SessionHistory:
         while len(seen) > count and seen[count - 1].stamp_ns <= oldest_ns:
             seen.popleft()
 
-    def _prepared(self, message: SubmitFrame) -> Any:
-        return self._policy.prepare(observation_of(message, self._policy.inputs, self._number))
+    def _prepared(self, message: SubmitFrame, delay_ms: float = 0.0) -> Any:
+        observation = observation_of(message, self._policy.inputs, self._number)
+        return self._policy.prepare(replace(observation, delay_ms=delay_ms))
 
     def _prepare(self, seen: _Seen) -> None:
         if seen.prepared is None:
@@ -195,9 +206,9 @@ class SessionHistory:
             self._prepare(seen)
         return not seen.rejected
 
-    def _joined(self, chosen: Sequence[_Seen]) -> Any:
+    def _joined(self, chosen: Sequence[_Seen], delay_ms: float) -> Any:
         gaps_ns = tuple(newer.stamp_ns - older.stamp_ns for older, newer in pairwise(chosen))
-        window = ObservationWindow(tuple(each.prepared for each in chosen), gaps_ns)
+        window = ObservationWindow(tuple(each.prepared for each in chosen), gaps_ns, delay_ms)
         return cast("HistoryPolicy", self._policy).joined(window)
 
 
@@ -237,7 +248,9 @@ def first_prompts(policy: Policy, observations: Sequence[Observation]) -> Iterat
 
 
 def _alone(policy: Policy, observation: Observation) -> Any:
-    prepared, count = policy.prepare(observation), policy.inputs.history
+    count = policy.inputs.history
     if count == 1:
-        return prepared
-    return cast("HistoryPolicy", policy).joined(ObservationWindow((prepared,) * count, (0,) * (count - 1)))
+        return policy.prepare(observation)
+    prepared = policy.prepare(replace(observation, delay_ms=0.0))
+    window = ObservationWindow((prepared,) * count, (0,) * (count - 1), observation.delay_ms)
+    return cast("HistoryPolicy", policy).joined(window)

@@ -16,16 +16,17 @@ SIDE = 224
 
 
 def sample_observations(inputs: PolicyInputs, count: int, instruction: str, side: int = SIDE) -> Iterator[Observation]:
-    """Observations of noise, the same for the same count; state of zeros."""
+    """Observations of noise, the same for the same count; state of zeros. Every other one has the longest delay."""
     generator = np.random.default_rng(0)
-    for _ in range(count):
+    for index in range(count):
         images = {}
         for camera in inputs.cameras:
             height, width = camera.height or side, camera.width or side
             pixels = generator.integers(0, 256, (height, width, 3), np.uint8)
             images[camera.name] = Image(height, width, pixels.tobytes())
         state = {vector.name: (0.0,) * vector.size for vector in inputs.state}
-        yield Observation(images=images, state=state, instruction=instruction)
+        delay_ms = inputs.most_delay_ms * (index % 2)
+        yield Observation(images=images, state=state, instruction=instruction, delay_ms=delay_ms)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Stages of a flow policy as graphs of fixed shapes: one run of towers and prefill for each frame that begins, and one
 batched step for the frames that step.
 
-A bucket has places for every camera and for a number of tokens. A frame may have fewer: nothing sees the unused
-places. Positions and masks are those of packed rows (flow/rows.py), spread over the bucket's places.
+A bucket has places for the images of all cameras and for a number of tokens. A frame may have fewer: nothing sees the
+unused places. Positions and masks are those of packed rows (flow/rows.py), spread over the bucket's places.
 
 Slots begin as zeros: a masked place counts 0 times its value, so it must be finite. The rows of a bucket are written
 whole, and places after a shorter bucket are cleared. So a frame that is not finite spoils only its slot, and the next
@@ -35,8 +35,8 @@ KEPT = 64  # kinds of frames whose masks are kept
 class Bucket:
     """The prefix of static graphs: rows of images, text, and closing rows, in this order."""
 
-    cameras: int
-    """C, cameras that there are places for."""
+    images: int
+    """C, images that there are places for: of every camera, at each moment of a history."""
     image_rows: int
     """Rows of each image."""
     text: int
@@ -47,17 +47,21 @@ class Bucket:
     @property
     def rows(self) -> int:
         """P"""
-        return self.cameras * self.image_rows + self.text + self.closing
+        return self.images * self.image_rows + self.text + self.closing
 
-    def used(self, cameras: int, tokens: int) -> Tensor:
+    def used(self, images: int, tokens: int) -> Tensor:
         """The places of a frame's rows, in their order [L_P] int64; ValueError for a frame that does not fit."""
-        if not 0 < cameras <= self.cameras or not 0 <= tokens <= self.text:
+        if not 0 < images <= self.images or not 0 <= tokens <= self.text:
             raise ValueError(
-                f"{cameras} cameras and {tokens} tokens in a bucket of {self.cameras} cameras and {self.text} tokens"
+                f"{images} images and {tokens} tokens in a bucket of {self.images} images and {self.text} tokens"
             )
-        images, text = cameras * self.image_rows, self.cameras * self.image_rows
+        first, closing = self.images * self.image_rows, self.rows - self.closing
         return torch.cat(
-            [torch.arange(images), torch.arange(text, text + tokens), torch.arange(self.rows - self.closing, self.rows)]
+            [
+                torch.arange(images * self.image_rows),
+                torch.arange(first, first + tokens),
+                torch.arange(closing, self.rows),
+            ]
         )
 
 
@@ -78,16 +82,16 @@ class BucketMasks:
         self.prefix = lru_cache(KEPT)(self._prefix)
         self.step = lru_cache(KEPT)(self._step)
 
-    def _prefix(self, cameras: int, tokens: int) -> dict[str, Tensor]:
-        used, rows = self.bucket.used(cameras, tokens), self.bucket.rows
+    def _prefix(self, images: int, tokens: int) -> dict[str, Tensor]:
+        used, rows = self.bucket.used(images, tokens), self.bucket.rows
         joint = self._layouts.of([PrefixSegment(slot=0, rows=len(used))], []).layout.joint
         position, seen = torch.zeros(rows, dtype=torch.long), torch.eye(rows, dtype=torch.bool)
         position[used] = joint.rope_position[0]
         seen[used[:, None], used] = joint.seen()
         return {"position": position[None], "seen": seen[None]}
 
-    def _step(self, cameras: int, tokens: int) -> dict[str, Tensor]:
-        used = self.bucket.used(cameras, tokens)
+    def _step(self, images: int, tokens: int) -> dict[str, Tensor]:
+        used = self.bucket.used(images, tokens)
         layout = self._layouts.of([], [StepSegment(slot=0, prefix=len(used), step=1)]).layout
         joint, cross = self._spread(layout.joint, used), layout.cross
         if cross is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.contract import Observation
-from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings
+from edgeflow.engine.flow.frames import FlowSizes, RTCSettings
 from edgeflow.engine.flow.rows import FlowRows
 from edgeflow.engine.policy import Policy
 
@@ -81,15 +81,18 @@ class FlowPolicy(Policy, Protocol):
 
     @property
     def frame_shape(self) -> tuple[tuple[int, int, int, int], int]:
-        """C, 3, h, w of a frame's pixel values with all cameras, and the numbers of its state, padding included."""
+        """C, 3, h, w of a frame's pixel values with all images, and the numbers of its state, padding included."""
         ...
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots. capacity: positions of a slot, prefix and step."""
         ...
 
-    def prepare(self, observation: Observation) -> FlowFrame:
-        """The prepared inputs of a frame; its noise follows from the policy's seed and the frame's stamp."""
+    def prepare(self, observation: Observation) -> Any:
+        """The prepared inputs of a frame, a FlowFrame; its noise follows from the policy's seed and the frame's stamp.
+
+        With a history: what `joined` (engine/control/history.HistoryPolicy) makes a FlowFrame of.
+        """
         ...
 
     def actions(self, values: NDArray[np.float64], unnorm_key: str | None = None) -> NDArray[np.float64]:

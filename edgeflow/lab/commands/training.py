@@ -18,14 +18,13 @@ from edgeflow.lab.commands.options import (
     Device,
     Embedded,
 )
-from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.policies.settings import MOST_SEED
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.types import MOST_TOLERANCE_BINS, Mode
+from edgeflow_client.types import MOST_TOLERANCE_BINS, Execution, Mode
 
 EXECUTION_HELP = (
-    "How chunks are executed. rtc: each continues the one in execution; fresh: each starts afresh; synchronous: the "
-    "robot waits for each chunk. Repeatable."
+    "How answers are executed. continue: each chunk continues the one in execution; fresh: each starts anew; rest: the "
+    "robot stands still while it waits; slow: at 75 % of the rate; auto: what the service would choose. Repeatable."
 )
 PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx5090, or a file of times. Repeatable."
 
@@ -49,7 +48,7 @@ def eval_demo(
     model: Annotated[str, typer.Option(help="Checkpoint directory; default: an embedded policy.")] = "",
     policy: Embedded = "tokens",
     kv: ChosenKV = "model",
-    execution: Annotated[list[Execution], typer.Option(metavar="NAME", help=EXECUTION_HELP)] = [Execution.RTC],  # noqa: B006
+    execution: Annotated[list[Execution], typer.Option(metavar="NAME", help=EXECUTION_HELP)] = [Execution.AUTO],  # noqa: B006
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for report.json and success.png.")] = Path(
         "eval-report"
     ),

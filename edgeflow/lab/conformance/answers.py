@@ -24,11 +24,7 @@ RATE_SLACK = 0.01
 def check_finite(subject: LoadedSubject) -> str:
     """Answers have no NaN and no infinity."""
     for number, answer in enumerate(subject.first, start=1):
-        bad = np.argwhere(~np.isfinite(answer.values))
-        if len(bad):
-            row, column = bad[0]
-            found = f"answer {number} has {answer.values[row, column]} in row {row}, number {column}"
-            raise NotConforming(found, "look for a division by 0 or a statistic of 0 in `run` and `actions`")
+        _finite(answer, f"answer {number}")
     return f"{len(subject.first)} answers are finite"
 
 
@@ -49,13 +45,7 @@ def check_chunk(subject: LoadedSubject) -> str:
     if not (low <= high).all():
         name = schema.names[int(np.argmin(low <= high))]
         raise NotConforming(f"low of {name} is above high", "let low be at most high for every number")
-    values = np.concatenate([answer.values for answer in first])
-    slack = LIMIT_SLACK * np.maximum(1, np.abs(np.where(np.isfinite(values), values, 0)))
-    outside = np.argwhere((values < low - slack) | (values > high + slack))
-    if len(outside):
-        row, column = outside[0]
-        found = f"{schema.names[column]} is {values[row, column]:.4g}; its limits are {low[column]:g} to "
-        raise NotConforming(f"{found}{high[column]:g}", "clip in `actions`: robots HOLD instead of such an action")
+    _within(subject, np.concatenate([answer.values for answer in first]))
     rate = f", {schema.control_rate_hz:g} Hz" if schema.control_rate_hz else ""
     return f"{schema.horizon} x {dims} within limits{rate}"
 
@@ -149,6 +139,31 @@ def check_inputs(subject: LoadedSubject) -> str:
     return f"used: {', '.join([*used, *['instruction'] * (len(rows) > 1)])}"
 
 
+def check_delay(subject: LoadedSubject) -> str:
+    """A declared delay changes the answer, from 0 to its most; equal delays give equal answers."""
+    most = subject.inputs.most_delay_ms
+    if not most:
+        raise NotJudged("the policy takes no delay")
+    bench, frame, right = subject.bench, subject.episode[0], subject.first[0]
+    answers = {0.0: right}
+    for delay_ms in (most, most / 2):
+        when = f"with a delay of {delay_ms:g} ms"
+        found, again = (bench.alone(replace(frame, delay_ms=delay_ms)) for _ in range(2))
+        if not again.same(found):
+            advice = "let the answer depend on delay_ms and the frames only"
+            raise NotConforming(f"the same frame is answered differently {when}, {apart(found, again)}", advice)
+        if found.values.shape != right.values.shape:
+            advice = "make `actions` return [horizon, D] whatever the delay is"
+            raise NotConforming(f"an answer is {list(found.values.shape)} {when}", advice)
+        _finite(found, f"the answer {when}")
+        _within(subject, found.values)
+        if any(found.same(each) for each in answers.values()):
+            advice = "use delay_ms in `prepare`, with a history in `joined`, or take most_delay_ms out of `inputs`"
+            raise NotConforming(f"another delay does not change the answer {when}", advice)
+        answers[delay_ms] = found
+    return f"used, 0 to {most:g} ms"
+
+
 def check_batch(subject: LoadedSubject) -> str:
     """Frames that share a pass are answered as each of them by itself, in any order."""
     if subject.robots < 2:
@@ -185,6 +200,26 @@ def apart(one: BenchAnswer, other: BenchAnswer) -> str:
     if one.values.shape != other.values.shape:
         return f"{list(one.values.shape)} and {list(other.values.shape)}"
     return f"by up to {np.nanmax(np.abs(one.values - other.values)):.3g}"
+
+
+def _finite(answer: BenchAnswer, what: str) -> None:
+    bad = np.argwhere(~np.isfinite(answer.values))
+    if len(bad):
+        row, column = bad[0]
+        found = f"{what} has {answer.values[row, column]} in row {row}, number {column}"
+        raise NotConforming(found, "look for a division by 0 or a statistic of 0 in `run` and `actions`")
+
+
+def _within(subject: LoadedSubject, values: np.ndarray) -> None:
+    """Reject rows [n, D] beyond the limits of the schema."""
+    schema = subject.schema
+    low, high = np.array(schema.low), np.array(schema.high)
+    slack = LIMIT_SLACK * np.maximum(1, np.abs(np.where(np.isfinite(values), values, 0)))
+    outside = np.argwhere((values < low - slack) | (values > high + slack))
+    if len(outside):
+        row, column = outside[0]
+        found = f"{schema.names[column]} is {values[row, column]:.4g}; its limits are {low[column]:g} to "
+        raise NotConforming(f"{found}{high[column]:g}", "clip in `actions`: robots HOLD instead of such an action")
 
 
 def _agree(right: Sequence[BenchAnswer], found: Sequence[BenchAnswer], when: str) -> None:

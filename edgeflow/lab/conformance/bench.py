@@ -106,6 +106,7 @@ class Bench:
                     payload=tuple(image.data for image in images),
                     state=[number for vector in seen.state.values() for number in vector],
                     stamp_ns=seen.stamp_ns,
+                    start_delay_ns=round(seen.delay_ms * 1e6),
                 )
             )
         shared = self._drain()

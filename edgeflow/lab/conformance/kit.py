@@ -16,6 +16,7 @@ from edgeflow.engine.placement import choose_device, choose_dtype
 from edgeflow.lab.conformance.answers import (
     check_batch,
     check_chunk,
+    check_delay,
     check_deterministic,
     check_finite,
     check_inputs,
@@ -41,6 +42,7 @@ CHECKS: dict[str, tuple[Callable[[LoadedSubject], str], tuple[str, ...]]] = {
     "deterministic": (check_deterministic, ()),
     "state": (check_state, REPEATABLE[:-1]),
     "inputs": (check_inputs, REPEATABLE),
+    "delay": (check_delay, REPEATABLE),
     "batch": (check_batch, REPEATABLE),
     "modes": (check_modes, REPEATABLE),
     "rejects": (check_rejects, REPEATABLE),

@@ -25,7 +25,7 @@ from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS, SuccessRate, success_rate
-from edgeflow.lab.demo.simulated.episodes import EpisodeRun, Execution
+from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -36,7 +36,7 @@ from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.drawing import INK, figure_of, mode_colour, save
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
-from edgeflow_client.types import Mode
+from edgeflow_client.types import Execution, Mode
 
 SEED_STRIDE = 100_000  # the episodes of one seed never overlap with those of the next
 THIS_MACHINE = "this machine"  # the profile "none"
@@ -56,8 +56,8 @@ class TableCondition:
     """Name of the device whose pass times are used."""
     delay: Delay | None = None
     """Replaces the age that the passes cause."""
-    execution: Execution | None = None
-    """How chunks are executed; None = answers are single actions."""
+    execution: Execution = Execution.AUTO
+    """How answers are executed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class ConditionResult:
             "passes": {str(passes): self.passes[passes] for passes in sorted(self.passes)},
             "overtaken": self.overtaken,
             "unsettled": self.unsettled,
-            "execution": condition.execution.value if condition.execution else None,
+            "execution": condition.execution.value,
             "late": self.late,
             "late_played": self.late_played,
         }
@@ -139,8 +139,8 @@ class EvaluationPlan:
     """Pipeline depth, for Mode.DEPTH."""
     speculation: Speculation = field(default_factory=Speculation)
     """For Mode.SPECULATIVE. Mode.AUTO has no age limit here."""
-    executions: Sequence[Execution] = (Execution.RTC,)
-    """How chunks are executed."""
+    executions: Sequence[Execution] = (Execution.AUTO,)
+    """How answers are executed."""
     kv: KVName = "model"
     """KV format, as in `policy.kv`."""
 
@@ -157,8 +157,8 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
         for mode in plan.modes
     ]
     times = dict(_times(name, built) for name in plan.profiles)
-    executions = _executions(plan, built)
-    grid = itertools.product(times, plan.speeds, paces, plan.anchored, executions)
+    _check_executions(plan, built)
+    grid = itertools.product(times, plan.speeds, paces, plan.anchored, plan.executions)
     for profile, speed, pace, anchored, execution in grid:
         condition = TableCondition(
             mode=pace_name(pace, stages),
@@ -168,19 +168,15 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
             profile=profile,
             execution=execution,
         )
-        service = VirtualService(built.engine, built.limits, times[profile], execution=execution or Execution.RTC)
+        service = VirtualService(built.engine, built.limits, times[profile], execution=execution)
         runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
         yield result_of(condition, runs, stages)
 
 
-def _executions(plan: EvaluationPlan, built: BuiltEngine) -> Sequence[Execution | None]:
-    """The executions that differ for a policy; ConfigError for RTC if the policy does not continue chunks."""
-    policy = built.engine.policy
-    if policy.action_schema(policy.unnorm_keys[0]).horizon == 1:
-        return [None]
-    if Execution.RTC in plan.executions and policy.rtc is None:
-        raise ConfigError("execution: this policy does not continue chunks: choose fresh or synchronous")
-    return plan.executions
+def _check_executions(plan: EvaluationPlan, built: BuiltEngine) -> None:
+    """ConfigError for an execution that the policy does not permit."""
+    if Execution.CONTINUE in plan.executions and built.engine.policy.rtc is None:
+        raise ConfigError("execution: this policy does not continue chunks: choose auto, fresh or rest")
 
 
 def pace_name(pace: Pace, stages: int) -> str:
@@ -233,7 +229,7 @@ def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]]
         age_p99_ms=float(np.percentile(ages, 99)),
         passes=Counter(action.passes for action in acted),
         overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
-        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1) * (not condition.execution),
+        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1),
         late=late / max(len(acted) + late - late_played, 1),
         late_played=late_played / max(len(acted), 1),
     )
@@ -318,7 +314,7 @@ def _frame_table(results: list[ConditionResult]) -> FoldingTable:
 
 def _name(condition: TableCondition) -> str:
     anchored = "" if condition.anchored else ", not anchored"
-    chunks = f", {condition.execution.value}" if condition.execution else ""
+    chunks = "" if condition.execution is Execution.AUTO else f", {condition.execution.value}"
     return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"
 
 

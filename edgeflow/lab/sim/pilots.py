@@ -18,7 +18,7 @@ from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import DeadlineExceeded, FailedPrecondition, Internal
 from edgeflow_client.rate import RateKeeper
 from edgeflow_client.robot import RobotClient
-from edgeflow_client.types import CameraSpec, Command, ImageFormat, Mode, StateSpec
+from edgeflow_client.types import CameraSpec, Command, Execution, ImageFormat, Mode, StateSpec
 
 if TYPE_CHECKING:
     from edgeflow.in_process.policy import LocalPolicy
@@ -227,7 +227,7 @@ def client_of(
         control_period_s=1.0 / robot.rate_hz if real_time else LOCKSTEP_PERIOD_S,
         mode=mode,
         max_action_age_s=None if real_time else math.inf,
-        rtc=None if real_time else False,
+        execution=Execution.AUTO if real_time else Execution.FRESH,
         aging=OFF,
         credentials=credentials,
     )

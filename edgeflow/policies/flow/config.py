@@ -6,7 +6,7 @@ A file edgeflow.json beside the checkpoint gives defaults of the section `policy
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Generic, Literal, TypeVar
 
@@ -14,12 +14,14 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
+from edgeflow.contract import MOST_HISTORY
 from edgeflow.hub import HUB_ID, cached
 from edgeflow.policies.family import DEFAULTS_FILE, NamedFile, Settings, both
 from edgeflow.policies.lerobot import (
     ABSOLUTE,
     ACTION,
     BATCH,
+    CONFIG_FILE,
     DEVICE,
     NORMALISE,
     POSTPROCESSOR,
@@ -56,6 +58,8 @@ MISSING = {
     "control_rate_hz": "the checkpoint does not state it: set the rate of the training's data, "
     "such as --set policy.control_rate_hz=30"
 }
+HISTORY, DELAY = "history", "most_delay_ms"
+"""Facts that a checkpoint may state in DEFAULTS_FILE; they are no settings."""
 TOKENIZER = "tokenizer_processor"
 BEFORE = (RENAME, BATCH, RELATIVE, NORMALISE, TOKENIZER, DEVICE)
 AFTER = (UNNORMALISE, ABSOLUTE, DEVICE)
@@ -91,6 +95,21 @@ class FlowConfig:
     """The shortest and longest period in the embedding of flow times."""
     trained_delay: int = 0
     """The most rows that training kept clean for real-time chunking; 0 = none."""
+    history: int = 1
+    """F, observations of an answer (PolicyInputs.history)."""
+    history_step_ms: float = 0.0
+    most_delay_ms: float = 0.0
+    """As in PolicyInputs."""
+
+    @property
+    def images(self) -> int:
+        """The number of images of a prefix with all cameras."""
+        return self.history * len(self.cameras)
+
+    @property
+    def state_inputs(self) -> int:
+        """The numbers of the state with its past and the delay (policies/flow/observing.state_with_past)."""
+        return self.history * (self.state + 1) - (not self.most_delay_ms)
 
 
 def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
@@ -133,6 +152,31 @@ def read_flow_config(values: Fields, *, steps: str, side: str) -> FlowConfig:
         periods=_periods(values),
         trained_delay=_trained_delay(values, chunk),
     )
+
+
+def with_history(config: FlowConfig, directory: Path) -> FlowConfig:
+    """The configuration with the history and the longest delay that a checkpoint states beside its settings.
+
+    CheckpointError names the key, and what is served.
+    """
+    stated = Fields(DEFAULTS_FILE, read_json(directory / DEFAULTS_FILE, required=False))
+    frames, step_ms = 1, 0.0
+    if HISTORY in stated:
+        entry = stated.object(HISTORY)
+        unknown = [key for key in entry if key not in ("frames", "step_ms")]
+        if unknown:
+            raise CheckpointError(f"{entry.name(unknown[0])} is not known; served: frames and step_ms")
+        frames, step_ms = at_most(entry, "frames", None, MOST_HISTORY), entry.positive("step_ms", None)
+        if frames < 2:
+            raise CheckpointError(f"{entry.name('frames')} is {frames}; served: 2 to {MOST_HISTORY}")
+    delay_ms = stated.positive(DELAY, None) if DELAY in stated else 0.0
+    found = replace(config, history=frames, history_step_ms=step_ms, most_delay_ms=delay_ms)
+    if found.state_inputs > config.state_dims:
+        raise CheckpointError(
+            f"{CONFIG_FILE}.max_state_dim is {config.state_dims}; with history and delay of {DEFAULTS_FILE}, {STATE} "
+            f"has {found.state_inputs} numbers"
+        )
+    return found
 
 
 def at_most(values: Fields, key: str, default: int | None, most: int) -> int:
@@ -218,6 +262,8 @@ def read_settings(family: str, directory: Path, given: Settings, config: FlowCon
     model: those that the family has.
     """
     stated = read_json(directory / DEFAULTS_FILE, required=False)
+    if config.history > 1 or config.most_delay_ms:
+        stated = {key: value for key, value in stated.items() if key not in (HISTORY, DELAY)}
     read = validated(family, model, {**stated, **given}, MISSING)
     check_stated(read, action=config.action, state=config.state)
     check_unique("absent_cameras", read.absent_cameras)
@@ -277,7 +323,7 @@ def load_processors(
     if reads_state:
         before.ordered(NORMALISE, writer)
     shapes: dict[str, tuple[int, ...]] = {camera.name: (3, 1, 1) for camera in config.cameras}
-    shapes[STATE] = (config.state,)
+    shapes[STATE] = (config.state_inputs,)
     normalisation, tokenizer = both(
         lambda: read_normalisation(directory, before, after, shapes, config.action),
         lambda: find_tokenizer(directory, entry.text("tokenizer_name"), folders),

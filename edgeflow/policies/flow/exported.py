@@ -54,8 +54,8 @@ class OpenedFlow:
         expect_kv(kv, len(heads.kinds), heads.kv_heads, heads.head_dim)
         if len(kv.kinds) != kv.layers or not set(kv.kinds) <= {JOINT, CROSS}:
             raise CheckpointError(f"{MANIFEST}.kv.kinds: expected {JOINT} or {CROSS} for each of {kv.layers} layers")
-        cameras, image_rows = len(self._architecture.flow.cameras), self._architecture.vision.rows
-        fixed = cameras * image_rows + closing
+        images, image_rows = self._architecture.flow.images, self._architecture.vision.rows
+        fixed = images * image_rows + closing
         towers, prefills = manifest.of(StageName.TOWERS), manifest.of(StageName.PREFILL)
         rows = [graph.rows for graph in towers]
         if rows != [graph.rows for graph in prefills] or len(set(rows)) < len(rows) or rows[0] <= fixed:
@@ -73,14 +73,14 @@ class OpenedFlow:
         for step in manifest.of(StageName.STEP):
             expect_tensors(step, list(self._step_inputs(step.batch)), [self._velocity(step.batch)])
         for each in rows:
-            yield Bucket(cameras=cameras, image_rows=image_rows, text=each - fixed, closing=closing)
+            yield Bucket(images=images, image_rows=image_rows, text=each - fixed, closing=closing)
 
     def _check_prefix(self, tower: Graph, prefill: Graph, text: int) -> None:
         rows, flow = tower.rows, self._architecture.flow
         width = next((each.shape[-1] for each in tower.outputs if each.shape), 0)
         hidden = spec("hidden", 1, rows, width)
         inputs = [
-            spec("pixel_values", len(flow.cameras), 3, flow.side, flow.side),
+            spec("pixel_values", flow.images, 3, flow.side, flow.side),
             spec("prompt_ids", text, dtype=INT),
             *([spec("state", 1, flow.state_dims)] if any(each.name == "state" for each in tower.inputs) else []),
         ]

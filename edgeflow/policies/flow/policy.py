@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.contract import CameraNeed, Observation, PolicyInputs, StageProgram
+from edgeflow.contract import CameraNeed, Observation, ObservationWindow, PolicyInputs, StageProgram
 from edgeflow.engine.exported.flow import FlowGraphs
 from edgeflow.engine.flow.frames import FlowFrame, FlowSizes, RTCSettings, Schedule
 from edgeflow.engine.flow.policy import FlowStages
@@ -24,6 +22,7 @@ from edgeflow.models.checkpoint import Weights, tensor_shapes
 from edgeflow.models.shape import FlowStacks
 from edgeflow.policies.flow.config import FlowCheckpoint, FlowConfig, FlowSettings
 from edgeflow.policies.flow.network import PrefixedNetwork, lerobot_weights
+from edgeflow.policies.flow.observing import FlowMoment, Margin, fitted, state_with_past
 from edgeflow.policies.lerobot import STATE, UNNORM_KEYS, action_schema
 from edgeflow.policies.tensors import Shapes, WeightNumbers, unit_range, vector_of
 from edgeflow.text.tokenizer import TextTokenizer
@@ -37,31 +36,6 @@ CPU = torch.device("cpu")
 DEFAULT_HORIZON = 10
 """Rows that are drawn to the chunk in execution where nothing else is configured, as in LeRobot."""
 Network = TypeVar("Network", bound=PrefixedNetwork)
-
-
-class Margin(Enum):
-    """Where a picture that an image does not fill is dark. LEFT_TOP: there. AROUND: on both sides, the odd pixel at the
-    right and bottom."""
-
-    LEFT_TOP = "left and top"
-    AROUND = "around"
-
-
-def fitted(image: Tensor, size: tuple[int, int], margin: Margin) -> Tensor:
-    """[3, h, w] float32 from 0 to 1 → [3, H, W], -1 to 1: bilinear without antialiasing, corners not aligned.
-
-    size: H, W.
-    """
-    height, width = size
-    if image.shape[1:] != size:
-        ratio = max(image.shape[2] / width, image.shape[1] / height)
-        rows, columns = (max(int(side / ratio), 1) for side in image.shape[1:])
-        image = F.interpolate(image[None], size=(rows, columns), mode="bilinear", align_corners=False)[0]
-        top, left = height - rows, width - columns
-        if margin is Margin.AROUND:
-            top, left = top // 2, left // 2
-        image = F.pad(image, (left, width - columns - left, top, height - rows - top))
-    return image * 2 - 1
 
 
 class TokenizedTexts:
@@ -119,9 +93,9 @@ class VisionNumbers:
     absent: int = 0
     """Rows of a prefix for cameras without an image."""
 
-    def prefix_rows(self, cameras: int, closing: int) -> int:
+    def prefix_rows(self, images: int, closing: int) -> int:
         """Rows of a prefix without its text. closing: as in FlowSizes."""
-        return cameras * self.rows + self.absent + closing
+        return images * self.rows + self.absent + closing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +133,8 @@ class FlowArchitecture(Generic[Network]):
         heads, vision, side = self.stacks.heads, self.vision, self.flow.side
         stacks = self.stacks.prefix.sizes, self.stacks.steps.sizes
         width, inner = max(each.width for each in stacks), max(each.inner for each in stacks)
-        cameras, patch = len(self.flow.cameras), LIVE * vision.width + 2 * vision.inner
-        numbers = cameras * (3 * side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers
+        images, patch = self.flow.images, LIVE * vision.width + 2 * vision.inner
+        numbers = images * (3 * side**2 + vision.patches * patch) + (sizes.steps + 1) * sizes.state_numbers
         return Footprint(
             decoder=weights.decoder,
             other=weights.others + weights.floats * torch.float32.itemsize // dtype.itemsize,
@@ -170,7 +144,7 @@ class FlowArchitecture(Generic[Network]):
             kv=KVShape(
                 layers=len(heads.kinds), capacity=0, kv_heads=heads.kv_heads, head_dim=heads.head_dim, dtype=dtype
             ),
-            positions=vision.prefix_rows(cameras, sizes.closing) + sizes.step_rows,
+            positions=vision.prefix_rows(images, sizes.closing) + sizes.step_rows,
             row_bytes=(4 * width + 2 * (heads.q_width + 2 * heads.kv_width) + 3 * inner) * dtype.itemsize,
             frame_bytes=numbers * torch.float32.itemsize,
             graphs=True,
@@ -188,7 +162,13 @@ def inputs_of(checkpoint: FlowCheckpoint[Any]) -> PolicyInputs:
         elements=tuple(settings.state_names),
         units=tuple(settings.state_units),
     )
-    return PolicyInputs(cameras=tuple(CameraNeed(name=sources[name]) for name in names), state=(state,))
+    return PolicyInputs(
+        cameras=tuple(CameraNeed(name=sources[name]) for name in names),
+        state=(state,),
+        history=config.history,
+        history_step_ms=config.history_step_ms,
+        most_delay_ms=config.most_delay_ms,
+    )
 
 
 class DenoisingPolicy:
@@ -226,7 +206,8 @@ class DenoisingPolicy:
         self.inputs = inputs_of(checkpoint)
         self._cameras = [camera.name for camera in self.inputs.cameras]
         self._state = normalisation.sources[STATE]
-        self.fixed_rows = architecture.vision.prefix_rows(len(self._cameras), sizes.closing)  # with all cameras
+        self._images_of_frame = config.history * len(self._cameras)  # with all cameras
+        self.fixed_rows = architecture.vision.prefix_rows(self._images_of_frame, sizes.closing)
 
     def program(self, unnorm_key: str | None = None) -> StageProgram:  # noqa: ARG002 - there is one dataset
         """The prefix, then N steps of all candidates."""
@@ -236,7 +217,7 @@ class DenoisingPolicy:
     def frame_shape(self) -> tuple[tuple[int, int, int, int], int]:
         """As in FlowPolicy."""
         side = self.config.side
-        return (len(self._cameras), 3, side, side), self.config.state_dims
+        return (self._images_of_frame, 3, side, side), self.config.state_dims
 
     def stages(self, slots: int, capacity: int) -> FlowStages:
         """Its networks over so many slots."""
@@ -244,23 +225,41 @@ class DenoisingPolicy:
 
     def text_rows(self, instruction: str, state: Vectors | None = None) -> int:
         """Rows of the instruction, with a frame's state vectors; None: the most that any state gives."""
-        texts = self._texts
-        return texts.most_rows(instruction) if state is None else len(texts.ids(instruction, self._normalised(state)))
+        texts, count = self._texts, self.config.history
+        if state is None:
+            return texts.most_rows(instruction)
+        normalised = self._normalised([self._vector(state)] * count, (0,) * (count - 1), 0.0)
+        return len(texts.ids(instruction, normalised))
 
-    def prepare(self, observation: Observation) -> FlowFrame:
-        """The inputs of a frame; InvalidArgument for one without any camera, or with another state.
+    def prepare(self, observation: Observation) -> FlowFrame | FlowMoment:
+        """The inputs of a frame, or of one observation of a history; InvalidArgument for one without any camera, or
+        with another state.
 
         Cameras that a frame lacks have no rows.
         """
-        state = self._normalised(observation.state)
+        moment = FlowMoment(
+            pixel_values=self._images(observation),
+            instruction=observation.instruction,
+            state=self._vector(observation.state),
+            stamp_ns=observation.stamp_ns,
+        )
+        if self.config.history > 1:
+            return moment
+        return self.joined(ObservationWindow((moment,), (), observation.delay_ms))
+
+    def joined(self, window: ObservationWindow) -> FlowFrame:
+        """The inputs of an answer from prepared observations, the images of the oldest one first."""
+        moments: tuple[FlowMoment, ...] = window.frames
+        newest = moments[-1]
+        state = self._normalised([each.state for each in moments], window.gaps_ns, window.delay_ms)
         self.unusual_states += bool(self._bounded and np.abs(state).max(initial=0.0) > 1.0)
         padded = torch.zeros(self.config.state_dims)
         padded[: len(state)] = torch.from_numpy(state)
         return FlowFrame(
-            pixel_values=self._images(observation),
-            prompt_ids=self._texts.ids(observation.instruction, state),
+            pixel_values=torch.cat([each.pixel_values for each in moments]),
+            prompt_ids=self._texts.ids(newest.instruction, state),
             state=padded,
-            noise=self._noise(observation.stamp_ns),
+            noise=self._noise(newest.stamp_ns),
         )
 
     def actions(
@@ -307,9 +306,15 @@ class DenoisingPolicy:
         size, margin = (self.config.side,) * 2, self._margin
         return torch.stack([fitted(unit_range(image, self._place), size, margin) for image in found])
 
-    def _normalised(self, vectors: Vectors) -> NDArray[np.float32]:
-        """The normalised state, without padding."""
-        state = np.asarray(vector_of(vectors, self._state, self.config.state), np.float32)
+    def _vector(self, vectors: Vectors) -> NDArray[np.float32]:
+        """The state [S] in the policy's units."""
+        return np.asarray(vector_of(vectors, self._state, self.config.state), np.float32)
+
+    def _normalised(
+        self, states: Sequence[NDArray[np.float32]], gaps_ns: Sequence[int], delay_ms: float
+    ) -> NDArray[np.float32]:
+        """The normalised state with its past, without padding; arguments as in `state_with_past`."""
+        state = state_with_past(states, gaps_ns, delay_ms if self.config.most_delay_ms else None)
         affine = self._normalisation.inputs.get(STATE)
         return state if affine is None else affine.normalised(state)
 

@@ -24,7 +24,8 @@ from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, products_in_tf32, projection
 from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeEmbedding, TimeMixing
-from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, TokenizedTexts, VisionNumbers
+from edgeflow.policies.flow.observing import Margin
+from edgeflow.policies.flow.policy import FlowArchitecture, TaskTexts, TokenizedTexts, VisionNumbers
 from edgeflow.policies.pi.config import FLOAT32, MODEL, TF32, GemmaSizes, PiConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
 

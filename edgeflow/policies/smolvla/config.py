@@ -20,6 +20,7 @@ from edgeflow.policies.flow.config import (
     read_flow_config,
     read_parts,
     read_settings,
+    with_history,
 )
 from edgeflow.policies.lerobot import CONFIG_FILE, local_folder
 from edgeflow.text.checkpoint_json import LARGEST, Fields, read_json
@@ -116,7 +117,7 @@ def load_config(directory: Path) -> SmolVLAConfig:
     values = Fields(CONFIG_FILE, config)
     for key in ("adapt_to_pi_aloha", "use_delta_joint_actions_aloha"):
         values.only(key, False)
-    flow = read_flow_config(values, steps="num_steps", side="resize_imgs_with_padding")
+    flow = with_history(read_flow_config(values, steps="num_steps", side="resize_imgs_with_padding"), directory)
     model = values.text("vlm_model_name")
     vlm = _read_vlm(directory, model)
     text, vision = vlm.object("text_config"), vlm.object("vision_config")

@@ -22,7 +22,8 @@ from edgeflow.models.shape import FlowStacks, NamedStack
 from edgeflow.models.siglip import SigLIPTower, TowerSizes, projection, shuffled
 from edgeflow.models.stack_norms import RowTimes, StackSizes
 from edgeflow.policies.flow.network import PrefixedNetwork, PrefixEmbedding, TimeMixing
-from edgeflow.policies.flow.policy import FlowArchitecture, Margin, TaskTexts, VisionNumbers
+from edgeflow.policies.flow.observing import Margin
+from edgeflow.policies.flow.policy import FlowArchitecture, TaskTexts, VisionNumbers
 from edgeflow.policies.smolvla.config import IMAGE_TOKENS, SmolVLAConfig
 from edgeflow.policies.tensors import Shapes, WeightNumbers
 from edgeflow_client.errors import CheckpointError

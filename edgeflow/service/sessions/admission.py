@@ -225,9 +225,8 @@ class Admission:
     def _paces(self, asked: _PlannedSession, request: OpenRequest) -> Iterable[Pace]:
         mode, stages = asked.mode, asked.program.passes
         if mode is Mode.AUTO:
-            if asked.limit_ns is None or (
-                request.continues and self._continues
-            ):  # in a pipeline, few chunks continue the one in execution
+            # In a pipeline, few chunks continue the one in execution.
+            if asked.limit_ns is None or (request.continues and self._continues):
                 return [auto_pace(asked.program)]
             return [auto_pace(asked.program), Pace(1)] if request.front else paces_of(asked.program).values()
         depth = request.depth if request.mode is Mode.DEPTH else self._config.depth

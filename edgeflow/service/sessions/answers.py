@@ -170,8 +170,8 @@ class ServedPolicy:
 class SessionAnswers:
     """The answers of a session. sent: the chunks sent last; ages: the ages of their frames on arrival at the robot.
 
-    schema: the schema of the policy's chunks. The robot executes rows by the clock, starting at the row that is due; one
-    of a front end starts at the first row, whenever the answer arrives.
+    schema: the schema of the policy's chunks. The robot executes rows by the clock, starting at the row that is due; a
+    client of a front end starts at the first row, whenever the answer arrives.
     """
 
     def __init__(

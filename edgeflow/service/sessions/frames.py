@@ -148,7 +148,7 @@ class SessionFrame:
         sent: the chunks sent to the robot. delay_ns: as in SubmitFrame.
         """
         how = self.execution
-        from_arrival = how is not None and how.from_arrival
+        from_arrival = bool(request.front) or (how is not None and how.from_arrival)
         continues = request.chunks and not from_arrival and sent.may_continue(self.frame.playing)
         payload, self.payload = self.payload, b""
         return SubmitFrame(
@@ -166,7 +166,7 @@ class SessionFrame:
             rested=sent.take_rest(),
             seen_only=self.seen_only,
             rate_percent=how.rate_percent if how is not None else FULL_RATE,
-            from_arrival=from_arrival,
+            start_delay_ns=max(delay_ns, 1) if from_arrival else 0,
         )
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:

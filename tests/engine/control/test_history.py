@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -219,8 +220,42 @@ def test_answers_do_not_depend_on_when_a_rejected_observation_was_looked_at():
     assert gaps(0) == gaps(2) == gaps(3) == (0, 100 * MS)  # of the two that are left
 
 
+@pytest.mark.parametrize(
+    ("most_ms", "start_ns", "taken_ms"),
+    [(0.0, 300 * MS, 0.0), (500.0, 0, 0.0), (500.0, 300 * MS, 300.0), (500.0, 700 * MS, 500.0), (500.0, -1, 0.0)],
+)
+def test_a_policy_takes_the_delay_that_it_asks_for(most_ms: float, start_ns: int, taken_ms: float):
+    delays: dict[str, list[float]] = {"alone": [], "prepared": [], "joined": []}
+
+    class Alone(SmallPolicy):
+        inputs = replace(INPUTS, most_delay_ms=most_ms)
+
+        def prepare(self, observation: Observation) -> SmallFeatures:
+            delays["alone"].append(observation.delay_ms)
+            return super().prepare(observation)
+
+    class Windowed(Remembering):
+        inputs = replace(Remembering.inputs, most_delay_ms=most_ms)
+
+        def prepare(self, observation: Observation) -> tuple[int, SmallFeatures]:
+            delays["prepared"].append(observation.delay_ms)
+            return super().prepare(observation)
+
+        def joined(self, window: ObservationWindow) -> SmallFeatures:
+            delays["joined"].append(window.delay_ms)
+            return super().joined(window)
+
+    for policy in (Alone(), Windowed()):
+        history, message = SessionHistory(policy, count(1)), sent(1, 1, 100, start_delay_ns=start_ns)
+        history.add(message)
+        history.prompt(message)
+    assert delays == {"alone": [taken_ms], "prepared": [0.0], "joined": [taken_ms]}
+
+
 def test_the_memory_of_a_history_is_counted():
     assert kept_bytes(INPUTS) == 0
+    wanted = kept_bytes(PolicyInputs(cameras=(CameraNeed(name="top"),), history=2), side=32)
+    assert wanted == 2 * 32 * 32 * 3 * 4
     wide = CameraNeed(name="top", width=64, height=48)
     for step_ms, kept in ((0.0, 4), (50.0, 16)):
         inputs = PolicyInputs(cameras=(wide,), history=4, history_step_ms=step_ms)

@@ -37,7 +37,7 @@ def graphs_of(name: str) -> FlowGraphs:
     export = FlowExport(
         network=TinyFlowPolicy(SHAPES[name], table=static_table()).network,
         sizes=sizes,
-        cameras=2,
+        images=2,
         side=SIDE,
         state=STATE,
         image_rows=PATCHES,
@@ -50,7 +50,7 @@ def graphs_of(name: str) -> FlowGraphs:
     }
     return FlowGraphs(
         kv=manifest.kv,
-        buckets=tuple(Bucket(cameras=2, image_rows=PATCHES, text=text, closing=sizes.closing) for text in TEXT),
+        buckets=tuple(Bucket(images=2, image_rows=PATCHES, text=text, closing=sizes.closing) for text in TEXT),
         towers=sessions[StageName.TOWERS],
         prefills=sessions[StageName.PREFILL],
         steps=sessions[StageName.STEP],

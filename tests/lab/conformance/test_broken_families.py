@@ -27,6 +27,7 @@ FAULTS = {
     "slow": "time",
     "memory growth": "memory",
     "ignored history": "inputs",
+    "ignored delay": "delay",
     "mixed sessions": "state",
     "beyond limits": "chunk",
     "uncounted rows": "rows",
@@ -67,7 +68,8 @@ def test_a_sound_family_passes_every_check(template_plugin: Install, tmp_path: P
     template_plugin(FOLDER, "edgeflow-broken", "broken", "edgeflow_broken:BROKEN")
     verdicts = verdicts_of(broken_checkpoint(tmp_path / "sound", ""))
     assert list(verdicts) == SOUND
-    assert [name for name, each in verdicts.items() if each.outcome is not VerdictKind.OK] == ["modes"], verdicts
+    skipped = [name for name, each in verdicts.items() if each.outcome is not VerdictKind.OK]
+    assert skipped == ["delay", "modes"], verdicts
     assert verdicts["import"].found == "broken of edgeflow-broken 2.5 is imported without torch"
 
 
@@ -85,16 +87,20 @@ def test_a_fault_is_found_by_its_check_only(
 
 
 @pytest.mark.parametrize(
-    ("declared", "found"),
-    [("history", "answers depend on the last 3 frames only"), ("sessions", "state per session only")],
+    ("declared", "check", "found"),
+    [
+        ("history", "state", "answers depend on the last 3 frames only"),
+        ("sessions", "state", "state per session only"),
+        ("delay", "delay", "used, 0 to 500 ms"),
+    ],
 )
 def test_what_a_family_declares_it_may_keep(
-    template_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: str, found: str
+    template_plugin: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, declared: str, check: str, found: str
 ):
     template_plugin(FOLDER, "edgeflow-broken", "broken", "edgeflow_broken:BROKEN")
     monkeypatch.setattr(kit, "check_import", lambda *_: "")
     verdicts = verdicts_of(broken_checkpoint(tmp_path / "broken", declared))
-    assert failed(verdicts) == [] and verdicts["state"].found.startswith(found)
+    assert failed(verdicts) == [] and verdicts[check].found.startswith(found)
 
 
 @pytest.mark.parametrize(

@@ -29,15 +29,16 @@ CASES: dict[str, Case] = {
     "act": (write_act, RATE),
     **{kind: (lambda path, kind=kind: write_flow(path, Tiny(kind=kind)), RATE) for kind in ("smolvla", "pi0", "pi05")},
 }
+PAST: Case = (lambda path: write_flow(path, Tiny(kind="smolvla", history=3, delay=True)), RATE)
 
 
 def test_every_family_is_checked():
     assert CASES.keys() == {family.name for family in FAMILIES}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, "smolvla with a history and a delay"])
 def test_a_built_in_family_passes(tmp_path: Path, name: str):
-    write, settings = CASES[name]
+    write, settings = CASES.get(name, PAST)
     write(tmp_path / name)
     verdicts = check_policy(load_config(None, {"model": str(tmp_path / name), "policy": settings}))
     assert [each.name for each in verdicts] == ["import", "load", *kit.CHECKS, "time", "dtypes", "memory"]
@@ -60,7 +61,7 @@ def test_the_command_reports_failures_and_exits_with_1(tmp_path: Path):
     command = ["policy", "check", str(tmp_path / "act"), "--set", "policy.control_rate_hz=20"]
     result = CliRunner().invoke(app, [*command, "--most-ms", "0.01"])
     assert result.exit_code == 1
-    assert "--most-ms 0.01 ms" in result.stdout and "1 of 14 checks failed" in result.stdout
+    assert "--most-ms 0.01 ms" in result.stdout and "1 of 15 checks failed" in result.stdout
     result = CliRunner().invoke(app, [*command[:-2], "--json"])
     assert result.exit_code == 1
     *_, verdict = json.loads(result.stdout)

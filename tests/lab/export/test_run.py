@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 
+import edgeflow
 from edgeflow.artifacts.files import loaded_bytes
 from edgeflow.artifacts.manifest import MANIFEST, StageName, is_artifact, read_manifest
 from edgeflow.lab.export.checking import ALLOWED, CLOSE, check_error
@@ -21,11 +24,11 @@ from edgeflow.lab.export.run import export
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow_client.errors import CheckpointError, ConfigError
 from edgeflow_client.files import sha256_of
-from tests.policies.flow.tiny import write_checkpoint
+from tests.policies.flow.tiny import MOST_DELAY_MS, STEP_MS, write_checkpoint
 from tests.policies.flow.weights import Tiny
 from tests.tiny_checkpoint import write_checkpoint as write_openvla
 
-SMALL = Tiny(kind="smolvla", layers=2, vision_layers=1)
+SMALL = Tiny(kind="smolvla", layers=2, vision_layers=1, history=2, delay=True)
 
 
 def request_for(folder: Path, out: Path, **changed) -> ExportRequest:
@@ -129,6 +132,27 @@ def test_the_manifest_describes_the_files(artifact, checkpoint: Path):
     assert (step.rows, step.batch, step.past) == (SMALL.chunk, 2, manifest.kv.positions)
     assert (folder / manifest.preprocessing["text"]["tokenizer"]).is_file()
     assert manifest.preprocessing["denoising"]["times"] == [1.0, pytest.approx(2 / 3), pytest.approx(1 / 3)]
+
+
+def test_a_history_and_delays_are_answered_as_by_the_checkpoint(artifact, checkpoint: Path):
+    folder, outcome = artifact
+    described = outcome.manifest.preprocessing
+    assert described["history"] == {"frames": 2, "step_ms": STEP_MS} and described["most_delay_ms"] == MOST_DELAY_MS
+    generator, found = np.random.default_rng(0), []
+    seen: list[dict[str, Any]] = [
+        {
+            **{camera: generator.integers(0, 256, (16, 16, 3), np.uint8) for camera in ("top", "wrist")},
+            "state": generator.normal(size=SMALL.state),
+            "instruction": "lift it",
+            "stamp_ns": at_ms * 1_000_000,
+            "delay_ms": delay_ms,
+        }
+        for at_ms, delay_ms in ((1000, 0.0), (1150, 400.0))
+    ]
+    for model in (checkpoint, folder):
+        with edgeflow.load(model, policy={"control_rate_hz": 20}, max_sessions=1) as policy:
+            found.append([policy.infer(each).array for each in seen])
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-3)  # of erf-gelu
 
 
 def test_the_folder_has_everything_but_the_weights(artifact, checkpoint: Path):

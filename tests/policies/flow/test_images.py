@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow.policies.flow.policy import Margin, fitted
+from edgeflow.policies.flow.observing import Margin, fitted
 
 SIDES = st.integers(1, 40)
 

@@ -16,6 +16,7 @@ from tests.policies.flow.weights import Tiny, weights_of
 TOP, WRIST, STATE, ACTION = "observation.images.top", "observation.images.wrist", "observation.state", "action"
 BEFORE, AFTER = "policy_preprocessor", "policy_postprocessor"
 STATISTICS = "statistics.safetensors"
+STEP_MS, MOST_DELAY_MS = 200, 600
 KINDS = ("smolvla", "pi0", "pi05")
 WRITERS = {
     "smolvla": "smolvla_new_line_processor",
@@ -32,6 +33,9 @@ def write_checkpoint(
     config.json."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "config.json", {**config_of(tiny), **config})
+    past = {"history": {"frames": tiny.history, "step_ms": STEP_MS}} if tiny.history > 1 else {}
+    if past or tiny.delay:
+        write_json(directory / "edgeflow.json", past | ({"most_delay_ms": MOST_DELAY_MS} if tiny.delay else {}))
     vlm = directory / ("vlm" if tiny.kind == "smolvla" else "tokenizer")
     vlm.mkdir(exist_ok=True)
     tokenizer(bos=tiny.kind != "smolvla").save(str(vlm / "tokenizer.json"))
@@ -52,7 +56,7 @@ def config_of(tiny: Tiny) -> dict[str, Any]:
         "output_features": {ACTION: {"type": "ACTION", "shape": [tiny.action]}},
         "chunk_size": tiny.chunk,
         "n_action_steps": tiny.chunk,
-        "max_state_dim": 4,
+        "max_state_dim": tiny.state_dims,
         "max_action_dim": tiny.dims,
         "tokenizer_max_length": 64,
     }
@@ -128,7 +132,7 @@ def _step(name: str, **config: Any) -> dict[str, Any]:
 def statistics_of(tiny: Tiny) -> dict[str, Tensor]:
     """Made-up ones: means, deviations, and quantiles around zero."""
     found = {}
-    for feature, size in ((STATE, tiny.state), (ACTION, tiny.action)):
+    for feature, size in ((STATE, tiny.state_inputs), (ACTION, tiny.action)):
         steps = torch.arange(1.0, size + 1)
         found |= {f"{feature}.mean": steps / 10, f"{feature}.std": steps / 4}
         found |= {f"{feature}.q01": -steps, f"{feature}.q99": steps * 3}

@@ -33,6 +33,17 @@ class Tiny:
     state: int = 3
     steps: int = 3
     seed: int = 0
+    history: int = 1
+    delay: bool = False
+    """Takes a delay of up to MOST_DELAY_MS."""
+
+    @property
+    def state_inputs(self) -> int:
+        return self.history * self.state + self.history - 1 + self.delay
+
+    @property
+    def state_dims(self) -> int:
+        return self.state_inputs + 1
 
     @property
     def kv_heads(self) -> int:
@@ -105,7 +116,7 @@ def weights_of(tiny: Tiny, vocabulary: int) -> dict[str, Tensor]:
     made.linear("action_in_proj", tiny.expert, tiny.dims)
     made.linear("action_out_proj", tiny.dims, tiny.expert)
     if tiny.kind != "pi05":
-        made.linear("state_proj", tiny.width if smol else tiny.expert, 4)
+        made.linear("state_proj", tiny.width if smol else tiny.expert, tiny.state_dims)
     mlp, inputs = ("time_mlp", 1) if tiny.kind == "pi05" else ("action_time_mlp", 2)
     made.linear(f"{mlp}_in", tiny.expert, inputs * tiny.expert)
     made.linear(f"{mlp}_out", tiny.expert, tiny.expert)

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from edgeflow.policies.flow.config import FlowProcessors
-from edgeflow.policies.flow.policy import Margin, TaskTexts, TokenizedTexts, fitted
+from edgeflow.policies.flow.observing import Margin, fitted
+from edgeflow.policies.flow.policy import TaskTexts, TokenizedTexts
 from edgeflow.policies.lerobot import STATE
 from edgeflow.policies.smolvla.config import load_config, read_processors
 from edgeflow_client.errors import CheckpointError

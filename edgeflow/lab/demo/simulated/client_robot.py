@@ -118,9 +118,7 @@ class ClientRobot:
             if message.seq in self._under_way:
                 del self._under_way[message.seq]
                 self._execution.left(message.seq)
-        elif not self._answers.delays(
-            message, captured_ns=self._captured[message.seq], now_ns=self._body.now_ns
-        ):
+        elif not self._answers.delays(message, captured_ns=self._captured[message.seq], now_ns=self._body.now_ns):
             self._deliver(message)
 
     def _deliver(self, message: FrameResult) -> None:
@@ -189,9 +187,8 @@ class ClientRobot:
                 frame,
                 playing=None if playing is None else Playing(playing.seq, playing.step, playing.start_ns),
                 delay_ns=delay_ns,
-                start_delay_ns=delay_ns if how is not None and how.from_arrival else 0,
+                start_delay_ns=max(delay_ns, 1) if how is not None and how.from_arrival else 0,
                 rate_percent=how.rate_percent if how is not None else FULL_RATE,
-                from_arrival=how is not None and how.from_arrival,
             )
         )
 

@@ -38,8 +38,8 @@ class Course:
 class SimulatedBody:
     """A simulated robot whose time the caller advances.
 
-    now_ns: time since the start of the episode. acted: the executed actions. held_ns: time for which the SDK ordered HOLD
-    after the first action.
+    now_ns: time since the start of the episode. acted: the executed actions. held_ns: time for which the SDK ordered
+    HOLD after the first action.
     """
 
     def __init__(self, sim: RobotSim) -> None:

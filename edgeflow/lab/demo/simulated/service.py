@@ -2,13 +2,11 @@
 
 A pass takes the time in a device profile, or the time measured on this machine at the start; the simulated robot uses
 the same clock. Nothing sleeps, so hundreds of episodes at the pace of a slow device take minutes. A frame is rendered
-when the policy prepares it, as the camera saw it at capture: frames that newer ones replace are never rendered, unless a
+when the policy prepares it, as the camera saw it at capture. Those that newer ones replace are never rendered, unless a
 history asks for them.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
@@ -115,9 +113,7 @@ class VirtualService:
         pacer = Pacer(self._times, clock, wait)
         worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
         continues = self._execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
-        worker.inbox.put(
-            OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", continues=continues)
-        )
+        worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", continues=continues))
         return worker
 
 

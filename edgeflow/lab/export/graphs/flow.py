@@ -27,8 +27,8 @@ class FlowExport:
 
     network: FlowNetwork
     sizes: FlowSizes
-    cameras: int
-    """C, the number of cameras."""
+    images: int
+    """C, the number of images of a frame with all cameras."""
     side: int
     """The side of their images in pixels."""
     state: int
@@ -44,7 +44,7 @@ class FlowExport:
 def flow_program(export: FlowExport) -> ModelProgram:
     """Towers and prefill of each bucket, and a step of each batch size over the slots of the largest bucket."""
     buckets = [
-        Bucket(cameras=export.cameras, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
+        Bucket(images=export.images, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
         for text in sorted(export.text)
     ]
     past, decoder = buckets[-1].rows, export.network.decoder
@@ -87,7 +87,7 @@ class _FlowStages:
             return [network.embed_prefix([pixel_values], [prompt_ids], state)[0][None]]
 
         inputs = {
-            "pixel_values": torch.zeros(export.cameras, 3, export.side, export.side),
+            "pixel_values": torch.zeros(export.images, 3, export.side, export.side),
             "prompt_ids": torch.arange(bucket.text) % IDS,
             "state": torch.zeros(1, export.state),
         }
@@ -104,7 +104,7 @@ class _FlowStages:
             return [each[None] for layer in kv.layers for each in layer.rows or ()]
 
         hidden = torch.zeros(1, bucket.rows, self._width)
-        inputs = {"hidden": hidden, **masks.prefix(bucket.cameras, bucket.text)}
+        inputs = {"hidden": hidden, **masks.prefix(bucket.images, bucket.text)}
         return StageGraph(
             stage=StageName.PREFILL, run=run, inputs=inputs, outputs=kv_names(layers, "_rows"), rows=bucket.rows
         )
@@ -144,7 +144,7 @@ class _FlowStages:
         }
         if sizes.state:
             inputs["state"] = torch.zeros(batch, sizes.state)
-        inputs |= {name: _each(each, batch) for name, each in masks.step(bucket.cameras, bucket.text).items()}
+        inputs |= {name: _each(each, batch) for name, each in masks.step(bucket.images, bucket.text).items()}
         shape = batch, self._past, heads.kv_heads, heads.head_dim
         return inputs | {name: torch.zeros(shape) for name in kv_names(len(heads.kinds))}
 

@@ -45,7 +45,7 @@ def export_flow(
         FlowExport(
             network=network,
             sizes=sizes,
-            cameras=len(flow.cameras),
+            images=flow.images,
             side=flow.side,
             state=flow.state_dims,
             image_rows=architecture.vision.rows,
@@ -70,7 +70,7 @@ def preprocessing(
             "margin": f"black, {architecture.margin.value}",
             "range": [-1.0, 1.0],
         },
-        "state": {"size": flow.state, "padded": flow.state_dims},
+        "state": {"size": flow.state_inputs, "padded": flow.state_dims},
         "action": {"size": flow.action, "padded": flow.dims, "rows": flow.chunk, "played": flow.horizon},
         "denoising": {
             "steps": steps,
@@ -79,6 +79,10 @@ def preprocessing(
             "update": "x - velocity / steps",
         },
     }
+    if flow.history > 1:
+        described["history"] = {"frames": flow.history, "step_ms": flow.history_step_ms}
+    if flow.most_delay_ms:
+        described["most_delay_ms"] = flow.most_delay_ms
     if processors is not None:
         if not processors.tokenizer.is_relative_to(directory):
             raise CheckpointError(

@@ -45,7 +45,7 @@ class FlowLoop:
 
     def __init__(self, export: FlowExport, program: ModelProgram, text: int, batch: int) -> None:
         self._sizes = export.sizes
-        bucket = Bucket(cameras=export.cameras, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
+        bucket = Bucket(images=export.images, image_rows=export.image_rows, text=text, closing=export.sizes.closing)
         self._masks = BucketMasks(bucket, export.sizes, export.network.decoder.kinds, program.kv.positions)
         stages = {stage_key(stage): stage for stage in program.stages}
         self.towers = stages[StageKey(StageName.TOWERS, bucket.rows, 1)]
@@ -79,7 +79,7 @@ class FlowLoop:
             raise ConfigError(f"calibration: a frame has {error}: export a larger bucket") from error
         state = frame.state.numpy()[None]
         ids = padded(np.array(frame.prompt_ids, np.int64), bucket.text)
-        pixels = padded(frame.pixel_values.numpy(), bucket.cameras)
+        pixels = padded(frame.pixel_values.numpy(), bucket.images)
         (hidden,) = run(self.towers, {"pixel_values": pixels, "prompt_ids": ids, "state": state})
         mask = {name: each.numpy() for name, each in prefix.items()}
         rows = run(self.prefill, {"hidden": hidden, **mask})

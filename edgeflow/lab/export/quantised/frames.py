@@ -18,7 +18,7 @@ from edgeflow.lab.export.graphs.stages import ModelProgram
 from edgeflow.lab.export.graphs.tokens import TokenExport
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.policies.frames import RecordedFrame, read_frames
-from edgeflow.lab.quantize.policies.served import settings_of
+from edgeflow.lab.quantize.policies.served import prepared_frames, settings_of
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import ConfigError, InvalidArgument
@@ -41,10 +41,10 @@ def calibration_frames(
     """
     if recorded is not None:
         shown = [each.observation for each in read_frames(recorded) if not each.held_out]
-        return prepared(loaded(folder), spread(shown, FRAMES)), str(recorded)
+        return prepared(loaded(folder), shown, FRAMES), str(recorded)
     if folder in EMBEDDED:
         frames = demo_frames(folder, report, held_out=0)
-        return prepared(loaded(folder), spread([each.observation for each in frames], FRAMES)), "the demo's closed loop"
+        return prepared(loaded(folder), [each.observation for each in frames], FRAMES), "the demo's closed loop"
     return random_frames(program, FRAMES), RANDOM
 
 
@@ -63,10 +63,12 @@ def loaded(folder: Path) -> Any:
     return family_of(folder).load(folder, settings_of(folder), LoadOptions()).load(placement)
 
 
-def prepared(policy: Policy, observations: Sequence[Observation]) -> list[Any]:
-    """Observations prepared by a policy; ConfigError for those that do not fit it."""
+def prepared(policy: Policy, observations: Sequence[Observation], most: int) -> list[Any]:
+    """At most `most` observations, evenly spaced over all, prepared by a policy; ConfigError for those that do not fit
+    it.
+    """
     try:
-        return [policy.prepare(each) for each in observations]
+        return prepared_frames(policy, observations, spread(range(len(observations)), most))
     except (InvalidArgument, ValueError) as error:
         raise ConfigError(f"calibration: the recorded frames do not fit the policy: {error}") from error
 

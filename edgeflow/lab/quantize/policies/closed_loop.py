@@ -11,14 +11,13 @@ from edgeflow.engine.control.history import observation_of
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.ipc.messages import SubmitFrame
-from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.progress import Report
 from edgeflow.lab.quantize.policies.frames import FRAMES, RecordedFrame
 from edgeflow.scheduler.pace import pace_of
 from edgeflow.worker.build import BuiltEngine, build_engine
-from edgeflow_client.types import Mode
+from edgeflow_client.types import Execution, Mode
 
 PROFILE = DeviceProfile("recording", prefill_ns=50_000_000, decode_ns=15_000_000, packed_ns=50_000_000)
 """Roughly the pass times of a large policy on a desktop GPU, so that frames follow each other as they do there."""
@@ -68,7 +67,7 @@ def _episodes(built: BuiltEngine, first: int) -> Iterator[tuple[int, list[Observ
     def seen(frame: SubmitFrame) -> None:
         observations.append(_copied(observation_of(frame, inputs)))
 
-    execution = Execution.FRESH if built.engine.policy.rtc is None else Execution.RTC
+    execution = Execution.FRESH if built.engine.policy.rtc is None else Execution.CONTINUE
     service = VirtualService(built.engine, built.limits, PROFILE.times_of(program), execution=execution, seen=seen)
     pace, sim, episode = pace_of(Mode.SERIAL, program.passes), RobotSim(first), first
     try:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from edgeflow.contract import Observation
+from edgeflow.contract import Observation, ObservationWindow
 from edgeflow.engine.control.engine import EngineOptions
+from edgeflow.engine.control.history import HistoryPolicy, picked
 from edgeflow.engine.control.offline import decode_serially
-from edgeflow.engine.policy import LoadOptions, Placement
+from edgeflow.engine.policy import LoadOptions, Placement, Policy
 from edgeflow.kernels.table.implementations import REFERENCE
 from edgeflow.kernels.table.operator_table import built_in_table
 from edgeflow.lab.openvla_policy import embed_prefill
@@ -22,6 +24,7 @@ from edgeflow.text.checkpoint_json import read_json
 from edgeflow_client.errors import ConfigError, InvalidArgument
 
 RATE, ANY_RATE = "control_rate_hz", 1.0
+SPREAD = 0.618  # multiples of it, without their integers, are spread evenly over 0 to 1
 BATCH = 16
 """Frames of equal length that pass through a block together."""
 
@@ -39,7 +42,7 @@ class ServedPolicy:
         self.policy: Any = family.load(folder, settings_of(folder), LoadOptions()).load(placement)
         try:
             rows = max(self.policy.text_rows(each.instruction, each.state) for each in observations)
-            self.prepared = [self.policy.prepare(each) for each in observations]
+            self.prepared = prepared_frames(self.policy, observations)
         except (InvalidArgument, ValueError) as error:
             raise ConfigError(f"calibration: the recorded frames do not fit the policy: {error}") from error
         options = EngineOptions(sessions=1, text_rows=rows, table=table)
@@ -74,6 +77,39 @@ class ServedPolicy:
             ids = torch.tensor(frame.prompt_ids)
             (rows,) = self.policy.network.embed_prefix([frame.pixel_values], [ids], frame.state[None])
             yield rows
+
+
+def prepared_frames(
+    policy: Policy, observations: Sequence[Observation], indices: Sequence[int] | None = None
+) -> list[Any]:
+    """The inputs of the answers to observations, by default to all. Delays are spread over all that the policy takes.
+
+    The past of an observation are those before it in the sequence that lead to it, with earlier stamps and the same
+    instruction.
+    """
+    most_ms = policy.inputs.most_delay_ms
+    chosen = range(len(observations)) if indices is None else indices
+    return [
+        _prepared(policy, observations[: index + 1], most_ms * (place * SPREAD % 1))
+        for place, index in enumerate(chosen)
+    ]
+
+
+def _prepared(policy: Policy, seen: Sequence[Observation], delay_ms: float) -> Any:
+    """The inputs of the answer to the last of these observations."""
+    inputs, newest = policy.inputs, seen[-1]
+    if inputs.history == 1:
+        return policy.prepare(replace(newest, delay_ms=delay_ms))
+    past = [newest]
+    for each in reversed(seen[:-1]):
+        if each.stamp_ns >= past[0].stamp_ns or each.instruction != newest.instruction:
+            break
+        past.insert(0, each)
+    stamps_ns = [each.stamp_ns for each in past]
+    chosen = picked(stamps_ns, inputs.history, round(inputs.history_step_ms * 1e6))
+    gaps_ns = tuple(stamps_ns[newer] - stamps_ns[older] for older, newer in pairwise(chosen))
+    moments = tuple(policy.prepare(past[each]) for each in chosen)
+    return cast("HistoryPolicy", policy).joined(ObservationWindow(moments, gaps_ns, delay_ms))
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import ActionSchema
+from edgeflow_client.types import ActionSchema, Execution
 
 MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
@@ -210,7 +210,10 @@ def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> No
 
 _COMMANDS = {command: number for number, command in COMMANDS.items()}
 _MODES = {mode: number for number, mode in MODES.items()}
-_EXECUTIONS = {None: pb.EXECUTION_UNSPECIFIED, **{execution: number for number, execution in EXECUTIONS.items()}}
+_EXECUTIONS: dict[Execution | None, pb.Execution] = {
+    None: pb.EXECUTION_UNSPECIFIED,
+    **{execution: number for number, execution in EXECUTIONS.items()},
+}
 _DISPOSITIONS = {disposition: number for number, disposition in DISPOSITIONS.items()}
 
 

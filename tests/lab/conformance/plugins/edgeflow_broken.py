@@ -1,4 +1,6 @@
-"""Families that are the template's but for one fault each, named in config.json; "", history and sessions are none."""
+"""Families that are the template's but for one fault each, named in config.json; "", history, delay and sessions are
+none.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,8 @@ def load(directory: Path, settings: Any, options: Any) -> Any:
             self.answered = 0
             if "history" in fault:
                 self.inputs = replace(self.inputs, history=3)
+            if "delay" in fault:
+                self.inputs = replace(self.inputs, most_delay_ms=500.0)
 
         def prepare(self, observation: Any) -> Any:
             if fault == "takes anything":
@@ -34,6 +38,8 @@ def load(directory: Path, settings: Any, options: Any) -> Any:
                 state = {"joints": tuple(0.0 if each != each else each for each in joints)}
                 observation = replace(observation, state=state)
             image, joints = super().prepare(observation)
+            if fault == "delay":
+                joints = joints * (1 + observation.delay_ms / 1e3)
             return (torch.zeros_like(image) if fault == "ignored camera" else image), joints
 
         def prompt_tokens(self, frame: Any) -> int:

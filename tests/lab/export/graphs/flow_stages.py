@@ -29,7 +29,7 @@ def program_of(policy: TinyFlowPolicy, *batches: int) -> ModelProgram:
         FlowExport(
             network=policy.network,
             sizes=policy.sizes,
-            cameras=len(INPUTS.cameras),
+            images=len(INPUTS.cameras),
             side=SIDE,
             state=STATE,
             image_rows=PATCHES,
@@ -51,7 +51,7 @@ def denoised(program: ModelProgram, sizes: FlowSizes, frame: FlowFrame, run: Run
     """x before each step of every candidate, and the answer: N + 1 of [M, H, A]."""
     kinds, past = tuple(dict.fromkeys(program.kv.kinds)), program.kv.positions
     text = next(each for each in TEXT if each >= len(frame.prompt_ids))
-    bucket = Bucket(cameras=len(INPUTS.cameras), image_rows=PATCHES, text=text, closing=sizes.closing)
+    bucket = Bucket(images=len(INPUTS.cameras), image_rows=PATCHES, text=text, closing=sizes.closing)
     masks, used = BucketMasks(bucket, sizes, kinds, past), (len(frame.pixel_values), len(frame.prompt_ids))
     stages = {(each.stage, each.rows): each for each in program.stages}
     hidden = run(stages[StageName.TOWERS, bucket.rows], _towers(frame, bucket))[0]

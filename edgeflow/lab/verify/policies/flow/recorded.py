@@ -18,7 +18,8 @@ from edgeflow.lab.verify.comparison import CheckResult, compare
 from edgeflow.models.checkpoint import read_tensors
 from edgeflow.policies.flow.config import MOST_STEPS, MOST_TOKENS, FlowConfig
 from edgeflow.policies.flow.network import PrefixedNetwork
-from edgeflow.policies.flow.policy import Margin, Texts, fitted
+from edgeflow.policies.flow.observing import Margin, fitted
+from edgeflow.policies.flow.policy import Texts
 from edgeflow.text.checkpoint_json import Fields, read_json
 from edgeflow_client.errors import CheckpointError
 
