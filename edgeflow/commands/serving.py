@@ -52,7 +52,9 @@ def serve(
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
         OptionalText,
-        typer.Option(help="Emulate a device by slowing passes down: none, orin, rtx5090, or a file of times."),
+        typer.Option(
+            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file of times."
+        ),
     ] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,

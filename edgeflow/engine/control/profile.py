@@ -7,6 +7,10 @@ Published totals, ActionFlow Table 1 (OpenVLA-7B): the baseline's time per frame
 the pipelined time per frame, T_packed. The split is an assumption: T_prefill is taken equal to T_packed (a packed
 pass adds six rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed
 pass, which the table does not have, cost what the rows of the prefill do: T_packed / 280 each.
+
+For flow policies, published totals of a chunk: π0.5 in INT8 on an AGX Orin and in NVFP4 on a Thor (FlashRT), SmolVLA on
+an AGX Orin (vla.cpp). The split is an assumption, too: PREFIX_PERCENT of a chunk's time for the prefix, the rest in
+equal parts for its denoising steps, however many a policy takes.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from edgeflow_client.errors import ConfigError
 from edgeflow_client.files import read_regular
 
 MOST_BYTES = 1 << 20
+PREFIX_PERCENT = 60
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
 
@@ -38,6 +43,8 @@ class DeviceProfile:
     packed_ns: int
     prefill_rows: int = PUBLISHED_ROWS
     """Rows of a prefill in the measured model."""
+    steps_ns: int = 0
+    """Time of all passes of an answer after its prefill, where only that is known; 0 = `decode_ns` each."""
 
     def times_of(self, program: StageProgram) -> PassTimes:
         """Pass times of answers of a program there.
@@ -45,6 +52,9 @@ class DeviceProfile:
         A denoising step by itself takes a decode pass. Beside a prefill or another step, each of its rows costs what
         rows beyond a full packed pass do.
         """
+        if self.steps_ns:
+            each_ns = self.steps_ns // max(program.passes - 1, 1)
+            return replace(self, decode_ns=each_ns, steps_ns=0).times_of(program)
         times, step_rows = self.times(program.passes), program.step_rows
         if not step_rows:
             return times
@@ -76,18 +86,32 @@ def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
     return DeviceProfile(name, packed_ns, round((baseline_s - packed_s) / 6 * 1e9), packed_ns)
 
 
+def _published_chunk(name: str, chunk_s: float) -> DeviceProfile:
+    prefill_ns = round(chunk_s * 1e7) * PREFIX_PERCENT
+    return DeviceProfile(name, prefill_ns, 0, prefill_ns, steps_ns=round(chunk_s * 1e7) * (100 - PREFIX_PERCENT))
+
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        _published("orin", 0.8030, 0.3131),
+        _published("rtx5090", 0.1312, 0.0514),
+        _published_chunk("orin-pi05", 0.124),
+        _published_chunk("orin-smolvla", 0.388),
+        _published_chunk("thor-pi05", 0.0273),
+    )
+}
+
+
 def load_profile(name: str) -> DeviceProfile | None:
-    """`none`, `orin`, `rtx5090`, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times.
+    """`none`, one of PROFILES, or a JSON file {name, prefill_ms, decode_ms, packed_ms} of measured times.
 
     The file may also have prefill_rows, of the model that was measured, instead of PUBLISHED_ROWS.
     """
-    match name:
-        case "none":
-            return None
-        case "orin":
-            return _published("orin", 0.8030, 0.3131)
-        case "rtx5090":
-            return _published("rtx5090", 0.1312, 0.0514)
+    if name == "none":
+        return None
+    if name in PROFILES:
+        return PROFILES[name]
     try:
         values = json.loads(read_regular(Path(name), MOST_BYTES))
         prefill_ns, decode_ns, packed_ns = (
@@ -99,7 +123,7 @@ def load_profile(name: str) -> DeviceProfile | None:
         return DeviceProfile(str(values["name"]), prefill_ns, decode_ns, packed_ns, rows)
     except OSError as error:
         raise ConfigError(
-            f"profile: cannot read {name!r}: {error.strerror}; use none, orin, rtx5090 or a JSON file"
+            f"profile: cannot read {name!r}: {error.strerror}; use none, {', '.join(PROFILES)} or a JSON file"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

@@ -77,7 +77,10 @@ def demo(
     seconds: Annotated[float, number("Seconds per mode; an episode that has begun is finished.", 1)] = 45.0,
     speed: Annotated[float, number("Speed of the objects in cm/s, up to 20; 0: still.", 0, 20)] = 5.0,
     profile: Annotated[
-        str, typer.Option(help="Emulate a device by slowing passes down: none, orin, rtx5090, or a file of times.")
+        str,
+        typer.Option(
+            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file of times."
+        ),
     ] = "rtx5090",
     model: Annotated[
         str, typer.Option(help="Checkpoint directory, hub id, demo or demo-flow; default: the embedded --policy.")

@@ -229,7 +229,7 @@ def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]]
         age_p99_ms=float(np.percentile(ages, 99)),
         passes=Counter(action.passes for action in acted),
         overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
-        unsettled=sum(action.settled < stages for action in acted) / max(len(acted), 1),
+        unsettled=sum(0 < action.settled < stages for action in acted) / max(len(acted), 1),
         late=late / max(len(acted) + late - late_played, 1),
         late_played=late_played / max(len(acted), 1),
     )

@@ -23,7 +23,7 @@ from edgeflow_client.files import open_regular, read_regular
 
 MAX_HEADER_BYTES = 100 << 20
 DEV = Path("/dev")
-PROFILES = ("none", "orin", "rtx5090")
+PROFILES = ("none", "orin", "rtx5090", "orin-pi05", "orin-smolvla", "thor-pi05")
 GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
 
