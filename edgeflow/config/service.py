@@ -130,7 +130,8 @@ class ServiceConfig(Section):
     profile: str = Field(
         "none",
         min_length=1,
-        description="slow passes down to a device's published times: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a JSON file",
+        description="slow passes down to a device's published times: none, orin, rtx5090, orin-pi05, orin-smolvla, "
+        "thor-pi05, or a JSON file of pass times",
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the worker; 0 = one")
     decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in control")

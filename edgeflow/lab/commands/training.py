@@ -26,7 +26,10 @@ EXECUTION_HELP = (
     "How answers are executed. continue: each chunk continues the one in execution; fresh: each starts anew; rest: the "
     "robot stands still while it waits; slow: at 75 % of the rate; auto: what the service would choose. Repeatable."
 )
-PROFILE_HELP = "Device whose pass times to use: none (this machine), orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file of times. Repeatable."
+PROFILE_HELP = (
+    "Device whose pass times to use: none (this machine), orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file of "
+    "times. Repeatable."
+)
 
 
 def eval_demo(
