@@ -53,8 +53,8 @@ def serve(
     profile: Annotated[
         OptionalText,
         typer.Option(
-            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a "
-            "file of times."
+            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or "
+            "a file of times."
         ),
     ] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,

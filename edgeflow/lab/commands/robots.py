@@ -79,8 +79,8 @@ def demo(
     profile: Annotated[
         str,
         typer.Option(
-            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a "
-            "file of times."
+            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or "
+            "a file of times."
         ),
     ] = "rtx5090",
     model: Annotated[

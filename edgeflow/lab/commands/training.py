@@ -27,8 +27,8 @@ EXECUTION_HELP = (
     "robot stands still while it waits; slow: at 75 % of the rate; auto: what the service would choose. Repeatable."
 )
 PROFILE_HELP = (
-    "Device whose pass times to use: none (this machine), orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file of "
-    "times. Repeatable."
+    "Device whose pass times to use: none (this machine), orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file "
+    "of times. Repeatable."
 )
 
 
