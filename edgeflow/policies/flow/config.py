@@ -59,7 +59,7 @@ MISSING = {
     "such as --set policy.control_rate_hz=30"
 }
 HISTORY, DELAY = "history", "most_delay_ms"
-"""Facts that a checkpoint may state in DEFAULTS_FILE; they are no settings."""
+"""Facts that a checkpoint may state in DEFAULTS_FILE, beside defaults of settings."""
 TOKENIZER = "tokenizer_processor"
 BEFORE = (RENAME, BATCH, RELATIVE, NORMALISE, TOKENIZER, DEVICE)
 AFTER = (UNNORMALISE, ABSOLUTE, DEVICE)

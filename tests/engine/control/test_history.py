@@ -227,7 +227,7 @@ def test_answers_do_not_depend_on_when_a_rejected_observation_was_looked_at():
 def test_a_policy_takes_the_delay_that_it_asks_for(most_ms: float, start_ns: int, taken_ms: float):
     delays: dict[str, list[float]] = {"alone": [], "prepared": [], "joined": []}
 
-    class Alone(SmallPolicy):
+    class Unremembering(SmallPolicy):
         inputs = replace(INPUTS, most_delay_ms=most_ms)
 
         def prepare(self, observation: Observation) -> SmallFeatures:
@@ -245,7 +245,7 @@ def test_a_policy_takes_the_delay_that_it_asks_for(most_ms: float, start_ns: int
             delays["joined"].append(window.delay_ms)
             return super().joined(window)
 
-    for policy in (Alone(), Windowed()):
+    for policy in (Unremembering(), Windowed()):
         history, message = SessionHistory(policy, count(1)), sent(1, 1, 100, start_delay_ns=start_ns)
         history.add(message)
         history.prompt(message)

@@ -10,6 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from edgeflow.contract import Image, Observation
+from edgeflow.engine.control.history import first_prompts
 from edgeflow.engine.flow.frames import Previous, guidance_of
 from edgeflow.lab.demo.flow_training.export import IMAGE, STATE
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
@@ -37,7 +38,9 @@ def test_answers_are_those_of_the_training_network(delay: int):
         stamp_ns=7,
     )
     rows = np.random.default_rng(0).normal(size=(9, 7))
-    frame, sizes = policy.prepare(seen), policy.sizes
+    sizes = policy.sizes
+    with first_prompts(policy, [seen]) as (frame,):
+        assert len(frame.pixel_values) == policy.inputs.history  # one frame, repeated
     frame = replace(frame, guidance=guidance_of(Previous(rows, delay), policy.rtc, sizes))
     served = Runner(policy.network, sizes).runs([frame], sizes.steps)[0].chunk
 
@@ -46,8 +49,10 @@ def test_answers_are_those_of_the_training_network(delay: int):
     left = torch.zeros(1, sizes.horizon, sizes.dims)
     left[0, :9, :7] = torch.from_numpy(rows)
     with torch.inference_mode():
-        tokens = network.image_tokens(torch.from_numpy(pixels.copy())[None])
-        prefix = network.prefix(tokens, ids, normaliser.states(torch.from_numpy(state).float())[None])
+        tokens = network.image_tokens(torch.from_numpy(pixels.copy())[None]).repeat(1, policy.inputs.history, 1)
+        numbers = torch.zeros(1, len(normaliser.state.mean))  # no difference to earlier frames, no gap, no delay
+        numbers[0, : len(state)] = torch.from_numpy(state)
+        prefix = network.prefix(tokens, ids, normaliser.states(numbers))
         trained = integrate(network, prefix, frame.noise, left, torch.tensor([delay]), sizes.steps)[0]
     torch.testing.assert_close(served, trained, rtol=0, atol=1e-4)
     assert served[:delay].equal(left[0, :delay])
