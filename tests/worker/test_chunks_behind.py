@@ -14,7 +14,7 @@ from edgeflow.contract import PROMPT, Observation, Pace, PolicyInputs, Stage, St
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.records import AnswerBook
 from edgeflow.engine.executor import Chunked, Ticket
-from edgeflow.engine.flow.frames import Previous
+from edgeflow.engine.flow.frames import Previous, RTCSettings
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
 from edgeflow.scheduler.plan import FrameRef, Pass
@@ -45,7 +45,7 @@ class RowPolicy:
     inputs = PolicyInputs(cameras=(), state=(StateSpec(name="state", size=1),))
     unnorm_keys = ("data",)
     fixed_rows = 1
-    rtc = None
+    rtc = RTCSettings()
     unusual_states = 0
 
     def action_schema(self, key: str | None = None) -> ActionSchema:
@@ -153,7 +153,7 @@ class RowPlayer:
             stamp_ns=now_ns,
             playing=Playing(playing.seq, self.row(playing.seq, now_ns)) if playing else None,
             delay_ns=3 * STEP_MS * MS,
-            unplayed_from=0 if playing else 1,
+            seen_only=playing is None and seq > 1,  # until the answer to a robot that rests has arrived
         )
 
 
@@ -164,7 +164,7 @@ def lived(ahead: int, *, limits: dict[str, Any] | None = None, rtc: bool = True,
     scheduler = Scheduler(SchedulerLimits(STEPS + 1, 1, row_budget=4096, drain_after_ns=5 * MS))
     trajectory = TrajectoryConfig.model_validate({"limits": limits or {}})
     worker = Worker(engine, scheduler, clock, robot.hear, trajectory=trajectory)  # type: ignore[arg-type]
-    worker.inbox.put(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="", rtc=rtc))
+    worker.inbox.put(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="", continues=rtc))
     while len(robot.continues) < answers:
         robot.live()
         next_ns = START_NS + len(robot.captured) * STEP_MS * MS

@@ -10,7 +10,7 @@ import pytest
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
-from edgeflow.engine.flow.frames import Previous
+from edgeflow.engine.flow.frames import Previous, RTCSettings
 from edgeflow.ipc.messages import (
     FrameDropped,
     FrameResult,
@@ -55,13 +55,14 @@ class ContinuedBench:
     def __post_init__(self) -> None:
         policy = SmallPolicy()
         policy.unusual_states = 3
+        policy.rtc = RTCSettings() if self.rtc else None
         self.engine = Continuing(policy)
         self.said: list[Message] = []
         limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0, shift=Shift.ROTATE)
         trajectory = TrajectoryConfig.model_validate({"limits": self.limits})
         clock = ManualClock()
         self.worker = Worker(self.engine, Scheduler(limits), clock, self.said.append, trajectory=trajectory)
-        opened = self.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="doubled", rtc=self.rtc))
+        opened = self.tell(OpenSession(session=1, epoch=1, pace=Pace(1), unnorm_key="doubled", continues=self.rtc))
         assert isinstance(opened, SessionOpened)
 
     def tell(self, message: Message) -> Message | None:

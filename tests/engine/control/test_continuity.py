@@ -106,13 +106,19 @@ def test_an_answer_in_flight_continues_where_the_chunk_in_execution_ends(chunks:
     assert (plan.seq, plan.delay, plan.values) == (2, 5, None)
 
 
-@pytest.mark.parametrize(
-    ("unplayed_from", "stamp_ms", "row"), [(0, 120, None), (1, 120, 1), (2, 120, None), (1, 150, 3), (1, 151, None)]
-)
-def test_the_first_answer_is_continued_before_it_has_arrived(chunks: Continuity, unplayed_from, stamp_ms, row):
-    plan, seam = chunks.plan(replace(frame(2, stamp_ms), unplayed_from=unplayed_from))
-    assert seam is (Seam.NONE if row is None else Seam.CONTINUED)
-    assert (None if plan is None else plan.actions.tolist()) == (None if row is None else ACTIONS[row:].tolist())
+def test_the_answer_to_a_resting_robot_begins_when_the_robot_says(chunks: Continuity):
+    chunks.keep(replace(frame(2, 120), start_delay_ns=30 * MS), ACTIONS + 200)
+    unknown, seam = chunks.plan(frame(3, 200, Playing(2, 1)))
+    assert (unknown, seam) == (None, Seam.FORGOTTEN)
+    plan, _ = chunks.plan(frame(4, 200, Playing(2, 1, start_ns=180 * MS)))
+    np.testing.assert_array_equal(plan.actions, ACTIONS[1:] + 200)
+
+
+def test_rows_executed_more_slowly_take_longer_to_pass(chunks: Continuity):
+    chunks.keep(replace(frame(2, 120), rate_percent=50), ACTIONS + 200)
+    plan, _ = chunks.plan(replace(frame(3, 200, Playing(2, 2), 60), rate_percent=50))
+    np.testing.assert_array_equal(plan.actions, ACTIONS[2:] + 200)
+    assert plan.delay == 2
 
 
 def test_chunks_are_kept_as_copies(chunks: Continuity):
