@@ -252,11 +252,13 @@ class ClientSession:
 
     def _timeline(self, message: pb.Action, schema: ActionSchema, held: Directive, now_ns: int) -> Timeline:
         """The moments of an answer's rows: from the capture on, or from now on if the robot stands still as the service
-        assumed.
+        assumed. They stay whole steps from the capture, so that rows of later frames meet them.
         """
         stands = held.action is None or now_ns >= held.action.over_ns
-        start_ns = now_ns if message.from_arrival and stands else message.stamp_ns
         step_ns = round(schema.step_ms * 1e6 / rate_of(message))
+        start_ns = message.stamp_ns
+        if message.from_arrival and stands and step_ns:
+            start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
         return Timeline(start_ns, step_ns, min(message.rows or schema.horizon, schema.horizon))
 
     def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:

@@ -30,7 +30,9 @@ class FlowBench:
         self.engine: FlowEngine = engine_of(policy, 1)
         trajectory = TrajectoryConfig.model_validate({"limits": limits or {}})
         self.worker = Worker(self.engine, Scheduler(passes), ManualClock(), self.said.append, trajectory=trajectory)
-        self.tell(OpenSession(session=1, epoch=1, pace=Pace(depth), unnorm_key="plain", continues=policy.rtc is not None))
+        self.tell(
+            OpenSession(session=1, epoch=1, pace=Pace(depth), unnorm_key="plain", continues=policy.rtc is not None)
+        )
 
     def tell(self, message: Message) -> Message:
         return self.tell_all(message)[-1]

@@ -72,8 +72,10 @@ class ChunkPlayer:
 
     def _play(self, action: pb.Action, now_ns: int, begun: int) -> None:
         stands = self._played is None or now_ns >= self._played.rows_until_ns
-        start_ns = now_ns if action.from_arrival and stands else action.stamp_ns
-        timeline = Timeline(start_ns, _step_ns(action), action.rows or action.horizon)
+        start_ns, step_ns = action.stamp_ns, _step_ns(action)
+        if action.from_arrival and stands:
+            start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
+        timeline = Timeline(start_ns, step_ns, action.rows or action.horizon)
         limit_ns = action.max_age_ms * 1_000_000 or None
         until_ns = timeline.valid_until_ns(now_ns, action.valid_for_ms * 1_000_000, limit_ns)
         rows_until_ns = min(timeline.over_ns, until_ns)

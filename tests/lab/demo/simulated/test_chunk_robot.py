@@ -12,7 +12,6 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.flow_training.chunks import expert_chunks
-from edgeflow.lab.demo.simulated.episodes import Execution
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
@@ -20,6 +19,7 @@ from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow_client.pose import from_rotvec, multiply
+from edgeflow_client.types import Execution
 from tests.lab.demo.flow_training.reference import flat
 from tests.lab.demo.simulated.one_pass import ROWS, OnePassStub
 
@@ -65,36 +65,29 @@ def test_the_experts_chunks_succeed_with_moving_objects(sim, pass_ms):
     assert min(min(result.ages_ns) for result in results) == pass_ms * MS
 
 
-def test_a_delayed_chunk_is_executed_from_the_row_that_is_due(sim):
-    result = run(sim, 1, delay=Delay(200 * MS))
-    assert result.outcome is EpisodeOutcome.SUCCESS
-    assert min(result.ages_ns) == 200 * MS
-
-
-def test_without_answers_a_robot_stops_when_its_chunk_expires(sim, monkeypatch):
-    """The first answer takes 100 ms, the next one comes after its validity of 250 ms: HOLD in between."""
-    held = []
-    monkeypatch.setattr(RobotSim, "hold", lambda self: held.append(self.time))
-    run(sim, 100, period_s=2.0)
-    assert held[0] <= 0.1  # before the first answer
-    assert min(time for time in held if time > 0.1) == pytest.approx(0.35, abs=0.02)
+def test_a_first_inference_that_takes_long_skips_no_rows(sim, monkeypatch):
+    """The robot rests until then, so that its first command is the first row of the chunk."""
+    commands = []
+    monkeypatch.setattr(RobotSim, "command", _then(RobotSim.command, lambda sim: commands.append(sim.time)))
+    result = run(sim, 1, delay=Delay(700 * MS), execution=Execution.CONTINUE)
+    first = result.acted[0]
+    assert first.age_ns == 700 * MS
+    assert np.diff([first.arrived_ns / 1e9, *commands[1:4]]).tolist() == pytest.approx([0.05] * 3)
 
 
 @pytest.mark.parametrize("delay", [None, Delay(200 * MS)])
-def test_a_synchronous_robot_rests_while_it_waits(sim, delay, monkeypatch):
-    held = []
-    monkeypatch.setattr(RobotSim, "hold", _then(RobotSim.hold, lambda sim: held.append(sim.time)))
-    result = run(sim, 100, execution=Execution.SYNCHRONOUS, delay=delay)
+def test_a_resting_robot_captures_once_it_has_executed_its_rows(sim, delay):
+    result = run(sim, 100, execution=Execution.REST, delay=delay)
     assert result.outcome is EpisodeOutcome.SUCCESS
     assert set(result.ages_ns) == {200 * MS if delay else 100 * MS}
     waits = [captured - arrived for arrived, captured in zip(*_times(result), strict=False)]
-    assert set(waits) == {8 * 50 * MS}
-    assert len(held) == len(waits)
+    assert all(8 * 50 * MS <= wait < 9 * 50 * MS for wait in waits)
+    assert result.held_ns == 0
 
 
 def _then(method, also):
-    def both(self):
-        method(self)
+    def both(self, *given):
+        method(self, *given)
         also(self)
 
     return both

@@ -16,16 +16,15 @@ import torch
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.engine.flow.frames import Previous
-from edgeflow.lab.demo.simulated.chunk_robot import START_NS
-from edgeflow.lab.demo.simulated.episodes import Execution
+from edgeflow.engine.flow.frames import Previous, RTCSettings
+from edgeflow.lab.demo.simulated.client_robot import START_NS
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
-from edgeflow.lab.demo.simulated.synchronous_robot import PLAYED_ROWS
 from edgeflow.lab.demo.world import sim as world
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow_client.session import ClientSession
+from edgeflow_client.types import Execution
 from tests.lab.demo.simulated.one_pass import ROWS, STEP_MS, OnePassStub
 
 MS = 1_000_000
@@ -44,6 +43,8 @@ class AnswerInputs:
 
 class NumberedPolicy(OnePassStub):
     """answered: rows by the capture time of their frame. All dimensions of a row are its number."""
+
+    rtc = RTCSettings()
 
     def __init__(self):
         self.answered: dict[int, np.ndarray] = {}
@@ -157,7 +158,7 @@ def run(sim, execution, *, pass_ms=1, delay=None, period_s=0.05):
     ],
 )
 def test_an_answer_must_keep_the_rows_that_are_executed_until_it_arrives(sim, heard, pass_ms, delay):
-    engine, result = run(sim, Execution.RTC, pass_ms=pass_ms, delay=delay)
+    engine, result = run(sim, Execution.CONTINUE, pass_ms=pass_ms, delay=delay)
     end_ns = START_NS + result.seconds * 1e9
     arrived = {stamp_ns: time_ns for stamp_ns, (time_ns, _) in heard.arrivals.items() if time_ns < end_ns}
     first_ns = min(arrived.values())  # until then the robot rests, and a delay beside the passes' is not known
@@ -182,7 +183,7 @@ JITTERED = [(0.1, Delay(120 * MS, 40 * MS, seed=1)), (0.05, Delay(150 * MS, 60 *
 
 @pytest.mark.parametrize(("period_s", "delay"), JITTERED)
 def test_an_immediate_answer_continues_from_the_row_in_execution(sim, heard, period_s, delay):
-    run(sim, Execution.RTC, delay=delay, period_s=period_s)
+    run(sim, Execution.CONTINUE, delay=delay, period_s=period_s)
     arrivals = {action.seq: time_ns for time_ns, action in heard.arrivals.values()}
     at_once = [each for each in heard.changes() if each[2].report.continues and arrivals[each[2].seq] == each[1]]
     assert len(at_once) > 15
@@ -193,7 +194,7 @@ def test_an_immediate_answer_continues_from_the_row_in_execution(sim, heard, per
 
 @pytest.mark.parametrize(("period_s", "delay"), JITTERED)
 def test_a_late_answer_waits_for_the_rows_of_the_chunk_before_it(sim, heard, period_s, delay):
-    _, result = run(sim, Execution.RTC, delay=delay, period_s=period_s)
+    _, result = run(sim, Execution.CONTINUE, delay=delay, period_s=period_s)
     after_late = [each for each in heard.changes() if each[2].late]
     assert heard.late
     assert result.late >= len(heard.late)
@@ -214,30 +215,26 @@ def test_a_fresh_robot_continues_no_chunk(sim, heard, delay):
 
 
 @pytest.mark.parametrize("delay", [None, Delay(180 * MS)])
-def test_a_synchronous_robot_rests_while_it_waits_and_starts_at_the_first_row(sim, monkeypatch, delay):
-    commands, holds = [], []
-    command, hold = RobotSim.command, RobotSim.hold
+def test_a_resting_robot_starts_at_the_first_row_when_its_answer_arrives(sim, monkeypatch, delay):
+    commands, command = [], RobotSim.command
 
     def commanded(robot, pose, aperture):
         commands.append((round(robot.time * 1e3), aperture))
         command(robot, pose, aperture)
 
-    def held(robot):
-        hold(robot)
-        holds.append(round(robot.time * 1e3))
-
     monkeypatch.setattr(RobotSim, "command", commanded)
-    monkeypatch.setattr(RobotSim, "hold", held)
-    engine, result = run(sim, Execution.SYNCHRONOUS, pass_ms=30, delay=delay)
+    engine, result = run(sim, Execution.REST, pass_ms=30, delay=delay)
     assert engine.asked == {}
     wait_ms = 180 if delay else 30
     assert {each.age_ns for each in result.acted} == {wait_ms * MS}
     captured_ms = [each.captured_ns // MS for each in result.acted]
     wanted = [
-        (captured + wait_ms + row * STEP_MS, engine.policy.answered[captured * MS][row, 6])
+        (
+            captured + max(wait_ms, (wait_ms // STEP_MS + row) * STEP_MS),
+            engine.policy.answered[START_NS + captured * MS][row, 6],
+        )
         for captured in captured_ms
-        for row in range(PLAYED_ROWS)
+        for row in range(ROWS // 2)
     ]
     assert commands == wanted[: len(commands)]
-    assert len(wanted) - len(commands) < PLAYED_ROWS
-    assert holds[: len(captured_ms) - 1] == captured_ms[1:]
+    assert len(wanted) - len(commands) < ROWS // 2
