@@ -227,7 +227,7 @@ def test_a_resting_robot_starts_at_the_first_row_when_its_answer_arrives(sim, mo
     assert engine.asked == {}
     wait_ms = 180 if delay else 30
     assert {each.age_ns for each in result.acted} == {wait_ms * MS}
-    captured_ms = [each.captured_ns // MS for each in result.acted]
+    captured_ms, answered = [each.captured_ns // MS for each in result.acted], engine.policy.answered
     wanted = [
         (
             captured + max(wait_ms, (wait_ms // STEP_MS + row) * STEP_MS),
