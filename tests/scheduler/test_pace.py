@@ -133,14 +133,23 @@ def test_robots_share_the_device():
 
 def test_small_drift_is_kept_and_large_drift_is_taken_up():
     model = CostModel(TIMES)
-    assert not model.observe([PassSample(1, 6, 75 * MS)] * 40)
+    assert not model.observe([PassSample(1, 6, 75 * MS)] * 40, 0)
     assert model.times == TIMES
-    assert not model.observe([PassSample(1, 6, 99 * MS)] * 19), "too few passes to judge by"
-    assert model.observe([PassSample(1, 6, 99 * MS)])
+    later_ns = 2000 * MS
+    assert not model.observe([PassSample(1, 6, 99 * MS)] * 19, later_ns), "too few passes to judge by"
+    assert model.observe([PassSample(1, 6, 99 * MS)], later_ns)
     assert model.times.packed_ns == 99 * MS
     assert model.times.decode_ns == TIMES.decode_ns, "passes without a prefill were not seen"
-    assert model.observe([PassSample(0, 1, 5 * MS)] * 20)
+    assert model.observe([PassSample(0, 1, 5 * MS)] * 20, later_ns)
     assert model.times.decode_ns == 5 * MS
+
+
+def test_a_pass_that_a_stopped_worker_delayed_is_no_drift():
+    model, now_ns = CostModel(TIMES), 0
+    for took_ms in (66, 66, 766, 66, 66):
+        now_ns += (took_ms + 334) * MS
+        assert not model.observe([PassSample(1, 6, took_ms * MS)], now_ns)
+    assert model.times == TIMES
 
 
 def test_rates_are_measured_between_actions():
