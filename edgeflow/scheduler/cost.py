@@ -20,7 +20,9 @@ from edgeflow.contract import PassKind, PassTimes
 DRIFT_PERCENT = 20
 DRIFT_SAMPLES = 20  # passes that suffice for a judgement however short they are
 DRIFT_NS = 400_000_000  # time that suffices with fewer, so that one disturbance of a device is no drift
-RECENT_NS = 1_000_000_000  # passes before are forgotten, except for the last two
+RECENT_NS = 1_000_000_000  # passes before are forgotten, except for the last LEAST_SAMPLES
+LEAST_SAMPLES = 3
+CERTAIN_NS = 150_000_000  # what a pass takes longer or shorter: two suffice, since noise of a host is smaller
 KEPT_SAMPLES = 100
 TOGETHER_NS = 2_000_000_000  # after a drift of one kind of pass, in which another kind may follow it
 
@@ -78,7 +80,7 @@ class CostModel(Generic[TimesOf]):
         self.times: TimesOf = times
         kinds: tuple[PassKind, ...] = ("prefill", "decode", "whole")
         self._recent = {kind: RecentRatios() for kind in kinds}
-        self._drifted_ns: dict[bool, int] = {}  # when the times last grew (True) or shrank
+        self._drifted: dict[PassKind, tuple[int, bool]] = {}  # when passes of a kind drifted; True: became slower
 
     def observe(self, samples: Iterable[PassSample], now_ns: int) -> bool:
         """Take passes that were reported now; True when the times were changed.
@@ -89,34 +91,39 @@ class CostModel(Generic[TimesOf]):
         for sample in samples:
             expected = self.times.pass_ns(sample.prefills, sample.decodes, sample.whole)
             if expected > 0:
-                self._recent[sample.kind].add(sample.ns * 100 // expected, now_ns)
-        changed = [self._correct(kind, recent.drift(now_ns), now_ns) for kind, recent in self._recent.items()]
+                self._recent[sample.kind].add(sample.ns, expected, now_ns)
+        changed = False
         for kind, recent in self._recent.items():
-            percent = recent.newest
-            drifted_ns = self._drifted_ns.get(percent > 100)
-            if drifted_ns is not None and now_ns - drifted_ns <= TOGETHER_NS and recent.newest_ns >= now_ns - RECENT_NS:
-                changed.append(self._correct(kind, percent, now_ns))
-        return any(changed)
+            percent = recent.drift(now_ns)
+            if self._correct(kind, percent):
+                self._drifted[kind] = (now_ns, percent > 100)
+                changed = True
+        for kind, recent in self._recent.items():
+            if recent.newest_ns >= now_ns - RECENT_NS and self._follows(kind, recent.newest > 100, now_ns):
+                changed = self._correct(kind, recent.newest) or changed
+        return changed
 
-    def _correct(self, kind: PassKind, percent: int, now_ns: int) -> bool:
+    def _follows(self, kind: PassKind, slower: bool, now_ns: int) -> bool:
+        """True where another kind has just drifted in this direction."""
+        drifts = (drift for other, drift in self._drifted.items() if other != kind)
+        return any(now_ns - at_ns <= TOGETHER_NS and slower is towards for at_ns, towards in drifts)
+
+    def _correct(self, kind: PassKind, percent: int) -> bool:
         if abs(percent - 100) <= DRIFT_PERCENT:
             return False
         self._recent[kind].clear()
         before, self.times = self.times, self.times.corrected(percent, kind=kind)
-        if self.times == before:
-            return False
-        self._drifted_ns[percent > 100] = now_ns
-        return True
+        return self.times != before
 
 
 class RecentRatios:
     """The last passes of a kind: measured times in per cent of the expected ones."""
 
     def __init__(self) -> None:
-        self._found: deque[tuple[int, int]] = deque(maxlen=KEPT_SAMPLES)
+        self._found: deque[tuple[int, int, bool]] = deque(maxlen=KEPT_SAMPLES)
 
-    def add(self, percent: int, now_ns: int) -> None:
-        self._found.append((now_ns, percent))
+    def add(self, took_ns: int, expected_ns: int, now_ns: int) -> None:
+        self._found.append((now_ns, took_ns * 100 // expected_ns, abs(took_ns - expected_ns) >= CERTAIN_NS))
 
     def clear(self) -> None:
         self._found.clear()
@@ -132,18 +139,31 @@ class RecentRatios:
         return self._found[-1][0] if self._found else -1
 
     def drift(self, now_ns: int) -> int:
-        """The ratio of the newer half, where most passes are slower than expected, or most are faster; else 100."""
-        while len(self._found) > 2 and self._found[0][0] < now_ns - RECENT_NS:
+        """The ratio of the newest passes, where most are slower than expected, or most are faster; else 100."""
+        while len(self._found) > LEAST_SAMPLES and self._found[0][0] < now_ns - RECENT_NS:
             self._found.popleft()
-        if abs(self.newest - 100) <= DRIFT_PERCENT:  # nearly always: the median is not needed
+        if abs(self.newest - 100) <= DRIFT_PERCENT:  # nearly always: the rest is not needed
             return 100
-        long = len(self._found) >= 2 and now_ns - self._found[0][0] >= DRIFT_NS
-        if not long and len(self._found) < DRIFT_SAMPLES:
+        count = len(self._found)
+        if count < DRIFT_SAMPLES and now_ns - self._found[0][0] < DRIFT_NS:
             return 100
-        ratios = [percent for _, percent in self._found]
-        if median_low(ratios) > 100 + DRIFT_PERCENT or median_high(ratios) < 100 - DRIFT_PERCENT:
-            return int(median(ratios[-(len(ratios) // 2) :]))
-        return 100
+        ratios = [percent for _, percent, _ in self._found]
+        if count >= 2 and self._found[-1][2] and self._found[-2][2]:
+            return ratios[-1] if _beyond(ratios[-2:]) else 100
+        newest = ratios[-max(count // 2, LEAST_SAMPLES) :]
+        few = count < 2 * LEAST_SAMPLES
+        if count < LEAST_SAMPLES or not (_beyond(newest) if few else _most_beyond(ratios)):
+            return 100
+        return min(newest, key=lambda percent: abs(percent - 100)) if few else int(median(newest))
+
+
+def _beyond(ratios: list[int]) -> bool:
+    """True where all are slower than expected, or all are faster."""
+    return min(ratios) > 100 + DRIFT_PERCENT or max(ratios) < 100 - DRIFT_PERCENT
+
+
+def _most_beyond(ratios: list[int]) -> bool:
+    return median_low(ratios) > 100 + DRIFT_PERCENT or median_high(ratios) < 100 - DRIFT_PERCENT
 
 
 UNBOUNDED = 1 << 62
