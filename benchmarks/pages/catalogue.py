@@ -127,6 +127,7 @@ SHOWN = {
         ("gpu-suite-h200", "kernels, policies, chat on one H200", "scripts/gpu-suite --minutes 6"),
         ("gpu-suite-h200-sections", "fewer sections with more time", SECTIONS),
         ("gpu-suite-h200-flow", "replayed flow policies, and drafts", FLOW),
+        ("gpu-suite-h100", "all sections on one H100", "scripts/gpu-suite --minutes 8 --bundles tests/recorded"),
     ),
 }
 """by page; commands that are not of edgeflow or scripts are modules of benchmarks"""

@@ -20,6 +20,7 @@ import typer
 from rich.markup import escape
 
 from edgeflow.commands.options import Json
+from edgeflow.jetson import read_board
 from edgeflow.policies.registry import plugins
 from edgeflow_client.errors import ConfigError, how_to_install
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
@@ -43,6 +44,9 @@ RENDER_TIMEOUT_S = 60
 PRODUCTS_TIMEOUT_S = 60
 PRODUCTS_ADVICE = "apt-get install g++; python -m edgeflow.kernels.native.build"
 VERDICT_STYLE = {"ok": "[green]ok[/]", "optional": "[yellow]optional[/]", "missing": "[red]missing[/]"}
+POWER_ADVICE = "in a container: -v /var/lib/nvpmodel:/var/lib/nvpmodel:ro -v /etc/nvpmodel.conf:/etc/nvpmodel.conf:ro"
+SUPPLY_ADVICE = "a stronger supply, or a lower power mode (sudo nvpmodel -m MODE)"
+HEAT_ADVICE = "cool the board, or choose a lower power mode (sudo nvpmodel -m MODE)"
 RENDER_ADVICE = "apt-get install libegl1 libgl1 libgl1-mesa-dri   (or: apt-get install libosmesa6)"
 
 
@@ -67,8 +71,8 @@ class CheckLine:
 def examine() -> list[CheckLine]:
     """Run every check, in the order in which a new user runs into problems."""
     checks: list[Callable[[], list[CheckLine]]] = [
-        _python, _machine, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime, _products,
-        _rendering, _embedded_policy,
+        _python, _machine, _board, _packages, _plugins, _torch, _ptxas, _libcuda, _kernel, _flashinfer, _onnxruntime,
+        _products, _rendering, _embedded_policy,
     ]  # fmt: skip
     return [finding for check in checks for finding in check()]
 
@@ -84,6 +88,41 @@ def _machine() -> list[CheckLine]:
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {memory_bytes / 2**30:.1f} GiB"
     return [CheckLine("machine", CheckOutcome.OK, found)]
+
+
+def _board(root: Path = Path("/")) -> list[CheckLine]:
+    """A Jetson's power mode, clocks, temperatures and throttling. root: the root of the files."""
+    board = read_board(root)
+    if board is None:
+        return []
+    mode = f"{board.model}, power mode {board.power_mode or 'unknown'}"
+    clocks = [
+        f"{part} {_megahertz(clock.now_hz)} of {_megahertz(clock.most_hz)} MHz" for part, clock in board.clocks.items()
+    ]
+    zones = [f"{zone.removesuffix('-thermal')} {degrees:.0f} °C" for zone, degrees in board.temperatures.items()]
+    hot = [device for device, throttles in board.throttling.items() if throttles]
+    events = [f"{event} {count}" for event, count in board.throttled.items() if count]
+    known = CheckOutcome.OPTIONAL if board.power_mode is None else CheckOutcome.OK
+    return [
+        CheckLine("Jetson", known, mode, POWER_ADVICE if board.power_mode is None else ""),
+        CheckLine("clocks", CheckOutcome.OK, ", ".join(clocks) or "unknown"),
+        CheckLine(
+            "temperature",
+            CheckOutcome.OPTIONAL if hot else CheckOutcome.OK,
+            ", ".join([*zones, *(f"{device} is active" for device in hot)]) or "unknown",
+            HEAT_ADVICE if hot else "",
+        ),
+        CheckLine(
+            "power supply",
+            CheckOutcome.OPTIONAL if events else CheckOutcome.OK,
+            f"throttled since the start: {', '.join(events) or ('never' if board.throttled else 'unknown')}",
+            SUPPLY_ADVICE if events else "",
+        ),
+    ]
+
+
+def _megahertz(hertz: int | None) -> str:
+    return "unknown" if hertz is None else str(hertz // 1_000_000)
 
 
 def _packages() -> list[CheckLine]:

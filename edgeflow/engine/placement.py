@@ -9,6 +9,7 @@ import torch
 from edgeflow.artifacts.sessions import Runtime
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.policy import INSTRUCTION, Policy
+from edgeflow.jetson import power_difference, read_board
 from edgeflow.kernels.awq import AWQ
 from edgeflow.kernels.kv.formats import FP8, KVFormat
 from edgeflow.kernels.table.implementations import REFERENCE, Hardware
@@ -105,11 +106,12 @@ def check_kv(kv_format: KVFormat, device: torch.device, *, section: str = "") ->
 
 
 def operators_line(config: ServiceConfig) -> str:
-    """A line on the overlays and weights of a service, with the implementations of its overlays that are absent
-    here.
+    """A line on the overlays and weights of a service, with what its overlays name that is absent here, and the power
+    mode of their times where it is another.
     """
     overlays = [Path(name) for name in (config.operators, config.chat.operators) if name]
-    return "; ".join(filter(None, [config.chosen_operators, _policy_line(config), *map(absent_line, overlays)]))
+    remarks = [remark(each) for each in overlays for remark in (absent_line, power_line)]
+    return "; ".join(filter(None, [config.chosen_operators, _policy_line(config), *remarks]))
 
 
 def quantised_line(table: OperatorTable, quantization: Quantization, device: torch.device, dtype: torch.dtype) -> str:
@@ -132,6 +134,13 @@ def _policy_line(config: ServiceConfig) -> str:
     overlay = Path(config.operators) if config.operators else None
     table = operator_table(overlay, "float", device, dtype, tuned_for=tune_options(config.model))
     return "policy: " + quantised_line(table, quantization, device, dtype)
+
+
+def power_line(overlay: Path) -> str:
+    """A sentence about an overlay that was tuned in another power mode, or at other clocks, of this Jetson; else ""."""
+    stamp, board = read_overlay(overlay).stamp, read_board()
+    differing = power_difference(stamp.power, board.power) if stamp is not None and board is not None else ""
+    return f"{overlay.name} was tuned in another power mode ({differing}): its choices may be slow" if differing else ""
 
 
 def absent_line(overlay: Path) -> str:

@@ -12,13 +12,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, median_high, median_low
 from typing import Generic, TypeVar
 
 from edgeflow.contract import PassKind, PassTimes
 
 DRIFT_PERCENT = 20
-DRIFT_SAMPLES = 20
+DRIFT_SAMPLES = 20  # passes that suffice for a judgement however short they are
+DRIFT_NS = 400_000_000  # time that suffices with fewer, so that one disturbance of a device is no drift
+RECENT_NS = 1_000_000_000  # passes before are forgotten, except for the last LEAST_SAMPLES
+LEAST_SAMPLES = 3
+CERTAIN_NS = 150_000_000  # what a pass takes longer or shorter: two suffice, since noise of a host is smaller
+KEPT_SAMPLES = 100
+TOGETHER_NS = 2_000_000_000  # after a drift of one kind of pass, in which another kind may follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +71,99 @@ TimesOf = TypeVar("TimesOf", PassTimes, ChunkTimes)
 
 
 class CostModel(Generic[TimesOf]):
-    """Pass times that follow the device: what drifted by more than 20 % takes its measured value."""
+    """Pass times that follow the device within two seconds: what drifted by more than 20 % takes its measured value.
+
+    Where passes take longer than 0.8 s, it takes two of them.
+    """
 
     def __init__(self, times: TimesOf) -> None:
         self.times: TimesOf = times
-        self._ratios: dict[PassKind, list[int]] = {"prefill": [], "decode": [], "whole": []}
+        kinds: tuple[PassKind, ...] = ("prefill", "decode", "whole")
+        self._recent = {kind: RecentRatios() for kind in kinds}
+        self._drifted: dict[PassKind, tuple[int, bool]] = {}  # when passes of a kind drifted; True: became slower
 
-    def observe(self, samples: Iterable[PassSample]) -> bool:
-        """Passes of each kind are judged apart; True when the times were changed."""
+    def observe(self, samples: Iterable[PassSample], now_ns: int) -> bool:
+        """Take passes that were reported now; True when the times were changed.
+
+        Passes of each kind are judged apart. A kind of which few run needs only one pass that agrees with another
+        kind's drift, since a slower clock slows all of them.
+        """
         for sample in samples:
             expected = self.times.pass_ns(sample.prefills, sample.decodes, sample.whole)
             if expected > 0:
-                self._ratios[sample.kind].append(sample.ns * 100 // expected)
-        changed = [self._correct(kind) for kind in self._ratios]
-        return any(changed)
+                self._recent[sample.kind].add(sample.ns, expected, now_ns)
+        changed = False
+        for kind, recent in self._recent.items():
+            percent = recent.drift(now_ns)
+            if self._correct(kind, percent):
+                self._drifted[kind] = (now_ns, percent > 100)
+                changed = True
+        for kind, recent in self._recent.items():
+            if recent.newest_ns >= now_ns - RECENT_NS and self._follows(kind, recent.newest > 100, now_ns):
+                changed = self._correct(kind, recent.newest) or changed
+        return changed
 
-    def _correct(self, kind: PassKind) -> bool:
-        ratios = self._ratios[kind]
-        if len(ratios) < DRIFT_SAMPLES:
-            return False
-        percent = int(median(ratios))
-        ratios.clear()
+    def _follows(self, kind: PassKind, slower: bool, now_ns: int) -> bool:
+        """True where another kind has just drifted in this direction."""
+        drifts = (drift for other, drift in self._drifted.items() if other != kind)
+        return any(now_ns - at_ns <= TOGETHER_NS and slower is towards for at_ns, towards in drifts)
+
+    def _correct(self, kind: PassKind, percent: int) -> bool:
         if abs(percent - 100) <= DRIFT_PERCENT:
             return False
+        self._recent[kind].clear()
         before, self.times = self.times, self.times.corrected(percent, kind=kind)
         return self.times != before
+
+
+class RecentRatios:
+    """The last passes of a kind: measured times in per cent of the expected ones."""
+
+    def __init__(self) -> None:
+        self._found: deque[tuple[int, int, bool]] = deque(maxlen=KEPT_SAMPLES)
+
+    def add(self, took_ns: int, expected_ns: int, now_ns: int) -> None:
+        self._found.append((now_ns, took_ns * 100 // expected_ns, abs(took_ns - expected_ns) >= CERTAIN_NS))
+
+    def clear(self) -> None:
+        self._found.clear()
+
+    @property
+    def newest(self) -> int:
+        """The ratio of the last pass; 100 without any."""
+        return self._found[-1][1] if self._found else 100
+
+    @property
+    def newest_ns(self) -> int:
+        """When the last pass was reported; -1 without any."""
+        return self._found[-1][0] if self._found else -1
+
+    def drift(self, now_ns: int) -> int:
+        """The ratio of the newest passes, where most are slower than expected, or most are faster; else 100."""
+        while len(self._found) > LEAST_SAMPLES and self._found[0][0] < now_ns - RECENT_NS:
+            self._found.popleft()
+        if abs(self.newest - 100) <= DRIFT_PERCENT:  # nearly always: the rest is not needed
+            return 100
+        count = len(self._found)
+        if count < DRIFT_SAMPLES and now_ns - self._found[0][0] < DRIFT_NS:
+            return 100
+        ratios = [percent for _, percent, _ in self._found]
+        if count >= 2 and self._found[-1][2] and self._found[-2][2]:
+            return ratios[-1] if _beyond(ratios[-2:]) else 100
+        newest = ratios[-max(count // 2, LEAST_SAMPLES) :]
+        few = count < 2 * LEAST_SAMPLES
+        if count < LEAST_SAMPLES or not (_beyond(newest) if few else _most_beyond(ratios)):
+            return 100
+        return min(newest, key=lambda percent: abs(percent - 100)) if few else int(median(newest))
+
+
+def _beyond(ratios: list[int]) -> bool:
+    """True where all are slower than expected, or all are faster."""
+    return min(ratios) > 100 + DRIFT_PERCENT or max(ratios) < 100 - DRIFT_PERCENT
+
+
+def _most_beyond(ratios: list[int]) -> bool:
+    return median_low(ratios) > 100 + DRIFT_PERCENT or median_high(ratios) < 100 - DRIFT_PERCENT
 
 
 UNBOUNDED = 1 << 62
@@ -214,5 +288,5 @@ class ChatTurns:
             self._gaps.served(now_ns, 0, 0)
         else:
             self._gaps.served(now_ns, self.expected_ns(sample.prefills, sample.decodes), sample.ns)
-            if self._cost.observe([sample]):
+            if self._cost.observe([sample], now_ns):
                 self._gaps.forget()

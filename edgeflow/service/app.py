@@ -26,6 +26,7 @@ from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
 from edgeflow.service.host.resources import lock_memory, set_scheduling
 from edgeflow.service.host.watchdogs import LoopWatch, VitalTask
+from edgeflow.service.observe.board import BoardMonitor
 from edgeflow.service.observe.health import Health, HealthListener, HealthState
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Authenticator, TokensFile
@@ -62,6 +63,7 @@ class Service:
     ) -> None:
         self.health = Health()
         self.metrics = Metrics()
+        self._board = BoardMonitor(self.metrics.registry, log)
         self.fault = ""
         self.faulted = asyncio.Event()
         self._config = config
@@ -127,10 +129,11 @@ class Service:
     def worker_ready(self, ready: WorkerReady) -> None:
         if self.health.state is HealthState.STARTING:
             self.health.move(HealthState.WARMING)
+        if ready.pass_times != self.plane.admission.pass_times:  # not those of the worker before
+            self._board.measured()
         self.plane.worker_ready(ready)
         _freeze()
-        if self._children is not None:
-            self._children.models_changed()
+        self._models_changed()
         self.health.move(HealthState.READY)
         if self._workers is not None:
             self._workers.prepare()
@@ -187,6 +190,8 @@ class Service:
         await self._listen()
         self._keep("ticker", self._tick())
         self._keep("watch-files", self._watch_files())
+        if await self._board.found():
+            self._keep("board", self._board.watch(self._models_changed))
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(_forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
@@ -276,10 +281,14 @@ class Service:
             model["action_tokens"] = worker.pass_times.stages
             model["unnorm_keys"] = worker.unnorm_keys
             model["mode"] = self._config.mode
-            model |= policy_summary(worker)
+            model |= policy_summary(worker) | self._board.summary()
             if self._listeners is not None:
                 model["clients"] = clients_summary(self._config, worker, self._listeners.robots_port)
         return [model]
+
+    def _models_changed(self) -> None:
+        if self._children is not None:
+            self._children.models_changed()
 
     async def _release(self) -> None:
         self._loop_watch.stop()

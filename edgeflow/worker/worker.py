@@ -127,7 +127,7 @@ class Worker:
     def _commit_control(self, running: Running[FrameRef]) -> None:
         sample = self._control.commit(running)
         if self._cost is not None:
-            self._cost.observe([sample])
+            self._cost.observe([sample], self._clock.now_ns())
 
     def _commit_chat(self, running: Running[int]) -> None:
         if self._chat is not None and self._turns is not None:

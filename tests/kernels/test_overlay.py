@@ -9,6 +9,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from edgeflow.config.service import ServiceConfig
+from edgeflow.engine import placement
+from edgeflow.jetson import read_board
+from edgeflow.kernels.table import overlay
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.operator_table import OperatorKey, built_in_table
 from edgeflow.kernels.table.overlay import (
@@ -20,6 +24,7 @@ from edgeflow.kernels.table.overlay import (
 )
 from edgeflow.lab.tuning.operators import write_overlay
 from edgeflow_client.errors import ConfigError
+from tests.jetson_trees import ORIN, write_tree
 
 CPU = torch.device("cpu")
 HARDWARE = Hardware("cpu")
@@ -50,6 +55,19 @@ def test_a_stale_stamp_is_rejected_with_what_to_run(tmp_path, field):
         r"`edgeflow tune --model '/a b' --device cpu --dtype float32 --out FILE`$",
     ):
         load_entries(path, CPU, torch.float32, tuned_for=tune_options("/a b"))
+
+
+def test_an_overlay_of_another_power_mode_serves_and_is_marked(tmp_path, monkeypatch):
+    root = write_tree(tmp_path / "orin", ORIN)
+    for module in (overlay, placement):
+        monkeypatch.setattr(module, "read_board", lambda: read_board(root))
+    path = tmp_path / "tuned.json"
+    write_overlay(path, Overlay(stamp=current_stamp(CPU, torch.float32)))
+    assert placement.power_line(path) == ""
+    write_tree(root, {"var/lib/nvpmodel/status": "pmode:0002"})
+    assert load_entries(path, CPU, torch.float32) == []
+    said = "tuned.json was tuned in another power mode (power_mode 0 MAXN, now 2 MODE_30W): its choices may be slow"
+    assert said in placement.operators_line(ServiceConfig(operators=str(path)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -133,14 +134,34 @@ def test_robots_share_the_device():
 
 def test_small_drift_is_kept_and_large_drift_is_taken_up():
     model = CostModel(TIMES)
-    assert not model.observe([PassSample(1, 6, 75 * MS)] * 40)
+    assert not model.observe([PassSample(1, 6, 75 * MS)] * 40, 0)
     assert model.times == TIMES
-    assert not model.observe([PassSample(1, 6, 99 * MS)] * 19), "too few passes to judge by"
-    assert model.observe([PassSample(1, 6, 99 * MS)])
+    later_ns = 2000 * MS
+    assert not model.observe([PassSample(1, 6, 99 * MS)] * 19, later_ns), "too few passes to judge by"
+    assert model.observe([PassSample(1, 6, 99 * MS)], later_ns)
     assert model.times.packed_ns == 99 * MS
     assert model.times.decode_ns == TIMES.decode_ns, "passes without a prefill were not seen"
-    assert model.observe([PassSample(0, 1, 5 * MS)] * 20)
+    assert model.observe([PassSample(0, 1, 5 * MS)] * 20, later_ns)
     assert model.times.decode_ns == 5 * MS
+
+
+def test_a_pass_that_a_stopped_worker_delayed_is_no_drift():
+    model, now_ns = CostModel(TIMES), 0
+    for took_ms in (66, 66, 766, 66, 66):
+        now_ns += (took_ms + 334) * MS
+        assert not model.observe([PassSample(1, 6, took_ms * MS)], now_ns)
+    assert model.times == TIMES
+
+
+@pytest.mark.parametrize("rate_hz", [2, 4, 10, 20])
+def test_noise_of_a_busy_host_is_no_drift(rate_hz: int):
+    """Passes of a minute vary by 10 %, and every twentieth takes up to four times as long."""
+    model, dice = CostModel(TIMES), random.Random(rate_hz)
+    for frame in range(60 * rate_hz):
+        spike = dice.uniform(1.5, 4) if dice.random() < 0.05 else 1
+        took_ns = round(TIMES.packed_ns * dice.lognormvariate(0, 0.1) * spike)
+        model.observe([PassSample(1, 6, took_ns)], frame * 1000 * MS // rate_hz)
+    assert model.times == TIMES
 
 
 def test_rates_are_measured_between_actions():

@@ -249,8 +249,8 @@ def test_robots_have_whole_passes_where_all_are_serial_and_one_alone_has_a_frame
 def test_a_whole_pass_drifts_by_itself():
     model = CostModel(WHOLE)
     assert WHOLE.pass_ns(1, 0, whole=True) == 40 * MS
-    assert not model.observe([PassSample(1, 0, 44 * MS, whole=True)] * DRIFT_SAMPLES)
-    assert model.observe([PassSample(1, 0, 80 * MS, whole=True)] * DRIFT_SAMPLES)
+    assert not model.observe([PassSample(1, 0, 44 * MS, whole=True)] * DRIFT_SAMPLES, 0)
+    assert model.observe([PassSample(1, 0, 80 * MS, whole=True)] * DRIFT_SAMPLES, 2000 * MS)
     assert model.times == replace(WHOLE, whole_ns=80 * MS)
 
 

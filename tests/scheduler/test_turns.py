@@ -82,8 +82,8 @@ def test_times_that_drift_are_corrected(times: ChunkTimes, sample: PassSample, e
     """Decode rows tell how fast the device is; a chunk's time depends on more than its rows."""
     model = CostModel(times)
     for _ in range(DRIFT_SAMPLES - 1):
-        assert not model.observe([sample])
-    changed = model.observe([sample])
+        assert not model.observe([sample], 0)
+    changed = model.observe([sample], 0)
     assert changed == (model.times != times)
     assert model.times == expected
 
@@ -94,9 +94,11 @@ def test_corrections_come_to_rest_at_the_times_of_the_device(factor: float, rows
     """Chunks and decode rows in turn, on a device whose rows and steps take other times than were measured."""
     truth = ChunkTimes(round(TIMES.step_ns * factor), round(TIMES.row_ns * factor))
     model = CostModel(TIMES)
+    now_ns = 0
     for _ in range(20 * DRIFT_SAMPLES):
         chunk, step = truth.pass_ns(rows_per_pass, 0), truth.pass_ns(0, 1)
-        model.observe([PassSample(rows_per_pass, 0, chunk), PassSample(0, 1, step)])
+        now_ns += chunk + step
+        model.observe([PassSample(rows_per_pass, 0, chunk), PassSample(0, 1, step)], now_ns)
     for shape in ((rows_per_pass, 0), (0, 1)):
         off = model.times.pass_ns(*shape) * 100 / truth.pass_ns(*shape)
         assert abs(off - 100) <= DRIFT_PERCENT + 5

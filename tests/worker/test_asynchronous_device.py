@@ -157,9 +157,9 @@ def test_drift_of_the_device_is_seen_and_corrected(policy, times):
     loop = ClosedLoop(policy, [ForecastSession(pace=Pace(K), period_ns=0)], slower)
     model = CostModel(times)
     loop.run(10)
-    assert not model.observe(loop.worker.take_passes()[:10]), "too few"
+    assert not model.observe(loop.worker.take_passes()[:10], 0), "too few"
     loop.run(60)
-    assert model.observe(loop.worker.take_passes())
+    assert model.observe(loop.worker.take_passes(), 0)
     assert model.times.packed_ns == pytest.approx(slower.packed_ns, rel=CLOSE)
     (delivered,) = loop.delivered
     assert forecast(model.times, limits(), [ForecastSession(pace=Pace(K), period_ns=0)])[0].fps == pytest.approx(
@@ -266,5 +266,5 @@ def test_a_pong_of_this_device_changes_nothing(policy, times):
         pass_decodes=[each.decodes for each in samples],
         pass_whole=[each.whole for each in samples],
     )
-    assert not front.observe(pong)
+    assert not front.observe(pong, 0)
     assert front.pass_times == times

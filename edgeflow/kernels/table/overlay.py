@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from edgeflow.jetson import read_board
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.model_shape import ModelShape
@@ -50,6 +51,8 @@ class OverlayStamp(_Strict):
     triton: str
     flashinfer: str
     edgeflow: str
+    power: dict[str, str] = {}
+    """Power mode and largest clocks of a Jetson (`edgeflow.jetson`). Another mode changes times, not what is valid."""
 
 
 class OverlayEntry(_Strict):
@@ -119,7 +122,7 @@ def reject_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: 
 
     tuned_for: the options by which `edgeflow tune` tunes for the model that is served (`tune_options`).
     """
-    for name, theirs in stamp.model_dump().items():
+    for name, theirs in stamp.model_dump(exclude={"power"}).items():
         mine = getattr(now, name)
         if theirs != mine:
             options = f"{tuned_for} --device {now.hw_profile.partition('_')[0]} --dtype {now.dtype}"
@@ -147,6 +150,7 @@ def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "floa
         triton=_version("triton"),
         flashinfer=_version("flashinfer-python"),
         edgeflow=__version__,
+        power=board.power if (board := read_board()) is not None else {},
     )
 
 

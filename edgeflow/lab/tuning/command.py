@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.engine.placement import absent_line, check_head, choose_device, operator_table
+from edgeflow.engine.placement import absent_line, check_head, choose_device, operator_table, power_line
 from edgeflow.kernels.table.implementations import Hardware
 from edgeflow.kernels.table.overlay import tune_options
 from edgeflow.lab.progress import reporting
@@ -48,6 +48,7 @@ def ops_command(
         refused = refusals(operators, shape, where, number)
         notes = [
             absent_line(overlay),
+            power_line(overlay),
             *(f"{overlay.name}: matches no call above: {entry}" for entry in idle),
             *(f"{overlay.name}: the service would refuse it: {told}" for told in refused),
         ]

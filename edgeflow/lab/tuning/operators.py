@@ -276,7 +276,8 @@ def _validity(stamp: OverlayStamp, sizes: ModelShape) -> dict[str, str]:
     others = ", ".join(
         f"{each.role} [{each.outputs}, {each.inputs}] {each.format}" for each in products if each.role != "head"
     )
-    return {**stamp.model_dump(), **asdict(sizes), "products": others, "head": head}
+    shown = {**stamp.model_dump(exclude={"power"}), "power_mode": stamp.power.get("power_mode", "")}
+    return {**shown, **asdict(sizes), "products": others, "head": head}
 
 
 def _entries(together: Sequence[Tuned]) -> list[OverlayEntry]:

@@ -130,15 +130,14 @@ class Admission:
         """The pass times measured last, or None."""
         return self._cost.times if self._cost is not None else None
 
-    def observe(self, pong: Pong) -> bool:
+    def observe(self, pong: Pong, now_ns: int) -> bool:
         """Take the worker's latest passes and frames; True if they differ so much that the forecasts changed."""
         if self._cost is None:
             return False
         passes = zip(pong.pass_prefills, pong.pass_decodes, pong.pass_ns, pong.pass_whole, strict=True)
         frames = zip(pong.settling_stages, pong.settling_bins, pong.settling_passes, pong.settling_done, strict=True)
-        drifted = self._cost.observe(
-            PassSample(prefills, decodes, ns, whole=whole) for prefills, decodes, ns, whole in passes
-        )
+        samples = [PassSample(prefills, decodes, ns, whole=whole) for prefills, decodes, ns, whole in passes]
+        drifted = self._cost.observe(samples, now_ns)
         verified = self._verification.observe(VerificationSample(*frame) for frame in frames)
         return drifted or verified
 

@@ -213,7 +213,7 @@ class ControlPlane:
                 self._rejected(message)
             case Pong():
                 self._metrics.pong(message)
-                self._planner.observe(message)
+                self._planner.observe(message, self._clock.now_ns())
 
     def worker_writable(self) -> None:
         """Frames can be sent again; sessions take turns."""

@@ -67,9 +67,9 @@ class Planner:
         """Nothing can be planned until another worker is ready."""
         self._has_worker = False
 
-    def observe(self, message: Pong) -> None:
+    def observe(self, message: Pong, now_ns: int) -> None:
         """Add the pass times measured since the last call; plan again if they drifted."""
-        if self._admission.observe(message):
+        if self._admission.observe(message, now_ns):
             self._replanning = asyncio.create_task(self._replan(), name="replan")
 
     def tick(self) -> None:

@@ -20,7 +20,7 @@ from edgeflow.service.worker.timeouts import StartLimits, WorkerSilence
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import StartError
 
-PING_S = 1.0  # or a quarter of the permitted silence, if that is shorter
+PING_S = 0.25  # or a quarter of the permitted silence, if that is shorter: its answers carry the times of passes
 CHECK_S = 0.1
 BACKOFF_S = 0.2  # after a failed start, doubled with each
 LONGEST_BACKOFF_S = 10.0

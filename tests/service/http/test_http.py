@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -13,6 +14,9 @@ import pytest
 
 from edgeflow.contract import Pace, Speculation
 from edgeflow.ipc.messages import OpenSession
+from edgeflow.jetson import read_board
+from edgeflow.service.observe import board
+from tests.jetson_trees import ORIN, write_tree
 from tests.service.harness import HEIGHT, JPEG, WIDTH, scraped, serving
 from tests.service.scripted import Script
 
@@ -119,6 +123,24 @@ async def test_states_metrics_and_models(checkpoint):
         await http.post("/v1/act", json=JSON_BODY)
         text = await scraped(http, 'edgeflow_frames_total{disposition="acted",reason=""} 1.0')
         assert 'edgeflow_health_state{state="ready"} 1.0' in text
+
+
+async def test_a_jetson_is_seen_and_times_of_another_power_mode_are_marked(checkpoint, tmp_path, monkeypatch):
+    root = write_tree(tmp_path / "orin", ORIN)
+    monkeypatch.setattr(board, "read_board", lambda _: read_board(root))
+    monkeypatch.setattr(board, "SAMPLE_S", 0.02)
+    async with client(checkpoint) as (http, _):
+
+        async def shown() -> dict[str, object]:
+            return (await http.get("/v1/models")).json()["data"][0]["board"]
+
+        assert (await shown())["times_measured_in"]["power_mode"] == "0 MAXN"
+        assert (await shown())["times_measured_elsewhere"] is None
+        write_tree(root, {"var/lib/nvpmodel/status": "pmode:0002"})
+        while (await shown())["times_measured_elsewhere"] != "power_mode 0 MAXN, now 2 MODE_30W":
+            await asyncio.sleep(0.01)
+        text = await scraped(http, "edgeflow_times_measured_elsewhere 1.0")
+        assert 'edgeflow_board_temperature_celsius{zone="tj-thermal"} 51.687' in text
 
 
 async def test_a_single_action_may_draft_its_tokens(checkpoint):

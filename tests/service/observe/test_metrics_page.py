@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client import Counter, Info
+from prometheus_client import CollectorRegistry, Counter, Info
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from edgeflow.service.observe.board import BoardMonitor
+from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ChatMetrics, ProcessMetrics
 from edgeflow.service.sessions.observers import Metrics
+from edgeflow_client.clock import ManualClock
+from tests.jetson_trees import ORIN, write_tree
 
 ROOT = Path(__file__).parents[3]
 WATCHED = re.compile(r"""\.watch\(\s*"(\w+)", """)  # counts that are kept elsewhere
@@ -33,18 +39,27 @@ def exported() -> Iterator[tuple[str, str, frozenset[str]]]:
                     yield name, family.type, frozenset(labels)
 
 
+def of_a_board(root: Path) -> Iterator[tuple[str, str, frozenset[str]]]:
+    """The same of the metrics of a Jetson."""
+    board = BoardMonitor(CollectorRegistry(), EventLog(ManualClock(), io.StringIO()), write_tree(root, ORIN))
+    assert asyncio.run(board.found())
+    for family in board.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        yield name, family.type, frozenset(label for sample in family.samples for label in sample.labels)
+
+
 def watched() -> set[str]:
     """Names of the counters that `watch` shows."""
     text = "".join(path.read_text() for path in (ROOT / "edgeflow/service").rglob("*.py"))
     return {f"edgeflow_{name}_total" for name in WATCHED.findall(text)}
 
 
-def test_the_page_has_every_metric_and_no_other():
+def test_the_page_has_every_metric_and_no_other(tmp_path: Path):
     page = ROW.findall((ROOT / "docs/operate/metrics.md").read_text())
     shown = {(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in page}
     assert len(shown) == len(page)
     plain = {each for each in shown if each[0] not in watched()}
-    assert plain == set(exported())
+    assert plain == {*exported(), *of_a_board(tmp_path)}
     assert shown - plain == {
         ("edgeflow_major_page_faults_total", "counter", frozenset({"process"})),
         ("edgeflow_log_lines_lost_total", "counter", frozenset()),

@@ -203,9 +203,9 @@ def test_a_device_that_slowed_down_changes_the_forecast():
         pass_decodes=[6] * 30,
         pass_whole=[False] * 30,
     )
-    assert admission.observe(pong)
+    assert admission.observe(pong, 0)
     assert admission.modes()["pipelined"].fps == pytest.approx(before / 2, rel=0.03)
-    assert not admission.observe(pong), "what is known is no news"
+    assert not admission.observe(pong, 0), "what is known is no news"
 
 
 def test_images_that_the_worker_resizes_take_their_time_in_the_forecast():

@@ -66,7 +66,7 @@ def rtx5090(**changes: object) -> Admission:
 
 def measured(percent: tuple[int, ...] = QUICK, **changes: object) -> Admission:
     admission = rtx5090(**changes)
-    assert admission.observe(pong(percent))
+    assert admission.observe(pong(percent), 0)
     return admission
 
 
@@ -117,21 +117,21 @@ def test_before_a_measurement_each_frame_is_taken_to_need_all_passes():
 def test_a_measurement_changes_the_forecast_and_is_news_once():
     admission = rtx5090()
     before = admission.plan(drafting(), ()).forecast
-    assert not admission.observe(pong(QUICK, frames=LEAST_SAMPLES - 1))
+    assert not admission.observe(pong(QUICK, frames=LEAST_SAMPLES - 1), 0)
     assert admission.modes()["speculative"].assumed
-    assert admission.observe(pong(QUICK))
-    assert not admission.observe(pong(QUICK)), "what is known is no news"
+    assert admission.observe(pong(QUICK), 0)
+    assert not admission.observe(pong(QUICK), 0), "what is known is no news"
     after = admission.plan(drafting(), ()).forecast
     assert after.fps == pytest.approx(admission.modes()["speculative"].fps, rel=0.01)
     assert not after.assumed and after.age_ns < before.age_ns / 3
     assert 0.3 < after.overtaken_share < 0.5 and after.fps == pytest.approx(19 * (1 - after.overtaken_share), rel=0.03)
-    assert admission.observe(pong((0, 0, 0, 10, 20, 30, 40)))
+    assert admission.observe(pong((0, 0, 0, 10, 20, 30, 40)), 0)
 
 
 def test_each_tolerance_has_its_own_measurement():
     admission = measured()
     assert admission.plan(drafting(1), ()).forecast.assumed
-    assert admission.observe(pong((60, 40), bins=1))
+    assert admission.observe(pong((60, 40), bins=1), 0)
     near, exact = admission.plan(drafting(1), ()).forecast, admission.plan(drafting(), ()).forecast
     assert not near.assumed and near.age_ns < exact.age_ns
 
@@ -161,7 +161,7 @@ def test_auto_chooses_drafts_once_it_is_known_how_they_settle_and_not_before():
     admission = rtx5090()
     with pytest.raises(FailedPrecondition):
         admission.plan(request(10, Mode.AUTO, AUTO_AGE_MS), ())
-    admission.observe(pong(QUICK))
+    admission.observe(pong(QUICK), 0)
     plan = admission.plan(request(10, Mode.AUTO, AUTO_AGE_MS), ())
     assert (plan.mode, plan.pace) == (Mode.AUTO, EXACT)
     assert plan.worst_age_ns <= AUTO_AGE_MS * MS

@@ -72,7 +72,7 @@ def test_depth_and_passes_are_checked_against_the_answers_of_the_key(key: str, m
 
 def test_how_answers_settle_is_known_for_each_width_by_itself():
     admission = serving(PROGRAMS)
-    assert admission.observe(pong((60, 40), stages=4))
+    assert admission.observe(pong((60, 40), stages=4), 0)
     arm, base = (admission.plan(keyed(drafting(), key), ()).forecast for key in PROGRAMS)
     assert (arm.assumed, base.assumed) == (True, False)
     auto = {key: admission.plan(keyed(request(500, Mode.AUTO, 1000), key), ()).pace for key in PROGRAMS}
