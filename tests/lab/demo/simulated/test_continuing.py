@@ -231,7 +231,7 @@ def test_a_resting_robot_starts_at_the_first_row_when_its_answer_arrives(sim, mo
     wanted = [
         (
             captured + max(wait_ms, (wait_ms // STEP_MS + row) * STEP_MS),
-            engine.policy.answered[START_NS + captured * MS][row, 6],
+            answered[START_NS + captured * MS][row, 6],
         )
         for captured in captured_ms
         for row in range(ROWS // 2)
