@@ -177,6 +177,7 @@ class SessionExecution:
         self._awaited = 0  # the frame whose answer a resting robot waits for
         self._awaited_choice: Choice | None = None
         self._sent_ns: int | None = None  # when that answer was sent
+        self._begun = 0  # the frame whose answer began the motion; frames from before its arrival are of another rest
 
     @property
     def now(self) -> Choice | None:
@@ -205,6 +206,8 @@ class SessionExecution:
             if arrived < self._awaited and not lost:
                 return False
             self._begin(arrived >= self._awaited)
+        if arrived < self._begun:
+            return False
         if resting:
             self._moving = None
             return not busy
@@ -243,7 +246,7 @@ class SessionExecution:
 
     def halt(self) -> None:
         """The robot holds, or a new epoch begins: it stands still, and no answer is under way."""
-        self._awaited, self._awaited_choice, self._moving = 0, None, None
+        self._awaited, self._awaited_choice, self._moving, self._begun = 0, None, None, 0
 
     def valid_ns(self, delay_ns: int, gap_ns: int) -> int:
         """How long answers may be executed, as foretold when the session opens."""
@@ -264,6 +267,7 @@ class SessionExecution:
         choice = self._awaited_choice
         rests = choice is None or choice.execution is Execution.REST
         self._moving = choice if arrived and not rests else None
+        self._begun = self._awaited if arrived else self._begun
         self._awaited, self._awaited_choice, self._sent_ns = 0, None, None
 
     def _made(
