@@ -146,6 +146,7 @@ class LoadRobot:
     async def _pace_closed(self, window: int) -> None:
         while not self._done:
             if self._call is not None and self.ledger.in_flight < window:
+                await self._sleep_until(self._playing.rests_from_ns)
                 await self._offer(self._clock.now_ns())
             else:
                 await self._change()
