@@ -134,11 +134,20 @@ class SessionFrame:
     """The session's speculation when the frame was sent to the worker."""
 
     def submit(
-        self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
+        self,
+        session: int,
+        request: OpenRequest,
+        instruction: str,
+        now_ns: int,
+        *,
+        sent: SentChunks,
+        delay_ns: int,
+        turn_ns: int,
     ) -> SubmitFrame:
         """The frame as the policy receives it. The pixels move into the message.
 
-        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame.
+        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame. turn_ns: time from its receipt for which it may
+        wait for its turn.
         """
         continues = request.chunks and sent.may_continue(self.frame.playing)
         by_clock = request.chunks and not request.front  # a front end's client waits for each answer: none is in flight
@@ -153,6 +162,7 @@ class SessionFrame:
             state=[self.frame.state[index] for index in request.policy_numbers],
             stamp_ns=self.frame.stamp_ns,
             waited_ns=now_ns - self.received_ns,
+            turn_wait_ns=max(self.received_ns + turn_ns - now_ns, 1),
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
             unplayed_from=sent.halted_at + 1 if by_clock and self.frame.playing is None else 0,

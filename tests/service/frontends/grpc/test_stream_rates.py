@@ -7,8 +7,8 @@ import itertools
 
 import grpc
 
+from edgeflow.scheduler.turns import BURST
 from edgeflow.service.frontends.grpc.server import SERVICE
-from edgeflow.service.sessions.rates import BURST
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import WAIT_S, frame_message, open_message, rush, serving
 from tests.service.scripted import Script
