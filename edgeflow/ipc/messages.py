@@ -84,7 +84,7 @@ class SubmitFrame:
     waited_ns: int = 0
     """Time since control received it."""
     turn_wait_ns: int = 0
-    """Time for which it may still wait for its turn, if it comes early (scheduler/turns.py); 0 = as long as it takes."""
+    """Time for which it may still wait for its turn (scheduler/turns.py); 0 = as long as it takes."""
     playing: Playing | None = None
     """The chunk in execution at its capture, if it may be continued."""
     delay_ns: int = 0

@@ -267,10 +267,10 @@ class Scheduler:
         return all(end_ns <= self._next_due_ns(each, now_ns) for each in self._sessions.values() if each not in queues)
 
     def _next_due_ns(self, queue: SessionQueue, now_ns: int) -> int:
-        """When a session will next have something due: its turn, and a frame that waits for it or is expected."""
-        due_ns = queue.turn_ns(now_ns)
-        if self.early is not None and not (queue.has_frames and queue.rests):
-            due_ns = max(due_ns, self.early.next_ns(queue.session, now_ns))
+        """When a session that keeps its rate will next have something due: a frame that is expected, or a drain."""
+        if self.early is None or queue.is_ahead(now_ns):
+            return UNBOUNDED
+        due_ns = max(queue.turn_ns(now_ns), self.early.next_ns(queue.session, now_ns))
         drain_ns = None if queue.rests else queue.wake_at_ns(now_ns)
         return due_ns if drain_ns is None else min(due_ns, drain_ns)
 

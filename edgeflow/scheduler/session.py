@@ -49,6 +49,7 @@ class SessionQueue:
         self.last_pass = -1
         self.last_begun = -1  # the pass in which its last frame began
         self._turns = turns
+        self._last_early = False  # the last frame to begin was
         self._passed_over = False
         self._program = program
         self._unrolled = program.unrolled
@@ -94,6 +95,10 @@ class SessionQueue:
     def turn_ns(self, now_ns: int) -> int:
         """When it has a turn; `now_ns` or earlier for now."""
         return now_ns if self._turns is None else self._turns.ready_at_ns(now_ns)
+
+    def is_ahead(self, now_ns: int) -> bool:
+        """True if its robot is ahead of the declared rate: its last frame was early, or the one that waits is."""
+        return self._last_early or (self._begins(now_ns, True) and not self._begins(now_ns, False))
 
     @property
     def has_frames(self) -> bool:
@@ -304,7 +309,7 @@ class SessionQueue:
 
     def _admit(self, frame: Frame, now_ns: int) -> None:
         slot, generation = self.ring.claim()
-        early = self._turns is not None and not self._turns.take(now_ns)
+        self._last_early = early = self._turns is not None and not self._turns.take(now_ns)
         if early and self._turns is not None:
             self._turns.empty(now_ns)
         before = self._newest

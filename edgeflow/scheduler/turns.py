@@ -5,13 +5,15 @@ does. What holds:
 
     An early frame never delays a due frame of another session by more than the longest pass in flight.
 
-Three rules make it so. A pass holds either due or early frames. Early ones run only while no due one has anything to
-run; those in flight rest meanwhile. And an early frame begins, or goes on, only where all passes that it still needs
-will end before the next due frame of another session is expected, even if they are slow ones. By the last rule a due
-frame that comes when it is expected is not delayed at all.
+Two rules make it so. A pass holds either due or early frames. Early ones run only while no due one has anything to run;
+those in flight rest meanwhile.
+
+By a third rule, robots that keep their rate are not delayed at all: an early frame begins, or goes on, only where all
+passes that it still needs will end before the next frame of such a robot is expected, even if one of them is slow. A
+robot whose last frame was early, or the one that waits, is ahead of its rate: nothing is kept free for it.
 
 A frame that runs early uses up what its session has earned: the next one is due a period after it. So a robot gets at
-least what it declared, and one that is faster than that has no more due frames than others have.
+least what it declared, and one that is faster has no more due frames than it declared.
 """
 
 from __future__ import annotations
@@ -97,12 +99,14 @@ class EarlyFrames:
         return self._gaps.next_ns(session, now_ns)
 
     def end_ns(self, work: EarlyWork, now_ns: int) -> int:
-        """When this work would end, after the passes in flight and with each pass a slow one."""
+        """When this work would end, after the passes in flight and with its longest pass a slow one."""
         times = self._cost.times
-        need_ns = times.pass_ns(work.prefills, work.decodes, work.whole)
+        need_ns = longest_ns = times.pass_ns(work.prefills, work.decodes, work.whole)
         if not work.whole and work.passes > 1:
-            need_ns += (work.passes - 1) * times.pass_ns(0, work.prefills + work.decodes)
-        return now_ns + self._gaps.busy_ns(now_ns) + need_ns * self._slowness.percent // 100
+            next_ns = times.pass_ns(0, work.prefills + work.decodes)
+            need_ns, longest_ns = need_ns + (work.passes - 1) * next_ns, max(longest_ns, next_ns)
+        slow_ns = longest_ns * (self._slowness.percent - 100) // 100
+        return now_ns + self._gaps.busy_ns(now_ns) + need_ns + slow_ns
 
     def wake_at_ns(self, now_ns: int) -> int:
         """When an expected frame will count as absent, which may make room; UNBOUNDED where none is late."""
