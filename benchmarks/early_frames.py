@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.early_frames --json FILE
 
 Each robot sends its next frame when it has its answer, much sooner than 50 ms. Frames before their turn take gaps, so
-the device should not be idle while one waits: at least SHARE of the actions, at most LATER_MS older (p50). Both run in turn
-beside one service with the embedded policy, and a robot by itself before them. Needs two idle cores.
+the device should not be idle while one waits: at least SHARE of the actions, at most LATER_MS older (p50). Both run in
+turn beside one service with the embedded policy, and a robot by itself before them. Needs two idle cores.
 """
 
 from __future__ import annotations

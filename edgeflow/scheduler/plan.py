@@ -195,8 +195,8 @@ class Outcome(Generic[Ref]):
 class Leaving(Enum):
     """The reason why a frame leaves the scheduler.
 
-    SUPERSEDED: by a newer frame before it began, or, if it was early, later. OVERTAKEN: by a newer one that was answered
-    first. EXPIRED: too old to be answered, and a newer one is in flight. EARLY: it came before its turn, found
+    SUPERSEDED: by a newer frame before it began, or, if it was early, later. OVERTAKEN: by a newer one that was
+    answered first. EXPIRED: too old to be answered, and a newer one is in flight. EARLY: it came before its turn, found
     no gap, and its turn comes too late. REJECTED: by the policy, before it began.
     """
 

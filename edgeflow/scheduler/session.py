@@ -151,7 +151,7 @@ class SessionQueue:
         return in_flight if in_flight and (self._rounds_left > 0 or self._may_drain(now_ns)) else 0
 
     def early_work(self, now_ns: int) -> EarlyWork:
-        """What is left of its frames, with the one that waits."""
+        """The passes left of its frames, with the one that waits."""
         begins = self._begins(now_ns, True)
         decodes = sum(
             self._next_rows(flight) if flight.speculation else self._unrolled[flight.stage].decode_rows

@@ -67,7 +67,7 @@ class TokenBucket:
 
 @dataclass(frozen=True, slots=True)
 class EarlyWork:
-    """What frames need until they leave, if they run by themselves."""
+    """The passes that frames need until they leave, if they run by themselves."""
 
     prefills: int
     decodes: int

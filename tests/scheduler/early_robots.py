@@ -18,7 +18,7 @@ NEVER = 1 << 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sender:
+class EarlySender:
     """A robot. arrivals: when its frames come; () = the next one `after_ns` after each answer."""
 
     period_ns: int
@@ -50,7 +50,7 @@ class Simulated:
 
 def simulate(
     times: PassTimes,
-    robots: Sequence[Sender],
+    robots: Sequence[EarlySender],
     until_ns: int,
     *,
     program: StageProgram,
@@ -70,7 +70,7 @@ class _Bench:
     def __init__(
         self,
         times: PassTimes,
-        robots: Sequence[Sender],
+        robots: Sequence[EarlySender],
         program: StageProgram,
         turns: bool,
         limits: SchedulerLimits,
