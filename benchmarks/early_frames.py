@@ -61,7 +61,12 @@ def _run(address: str, robots: int, declared_ms: float, arguments: argparse.Name
         warm_up_s=arguments.warm_up,
         duration_s=arguments.seconds,
     )
-    total = results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {}).total
+    results = results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {})
+    if any(results.refusals):
+        raise SystemExit(
+            f"a robot that declares {declared_ms:g} ms was rejected: raise --true-ms, or use an idle machine"
+        )
+    total = results.total
     return {
         "fps": total.fps,
         "age_p50_ms": total.age_ms.p50,
