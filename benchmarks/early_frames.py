@@ -64,7 +64,7 @@ def _run(address: str, robots: int, declared_ms: float, arguments: argparse.Name
     results = results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {})
     if any(results.refusals):
         raise SystemExit(
-            f"a robot that declares {declared_ms:g} ms was rejected: raise --true-ms, or use an idle machine"
+            f"a robot that declares {declared_ms:g} ms was rejected: raise --true-ms"
         )
     total = results.total
     return {
