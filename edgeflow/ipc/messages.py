@@ -86,6 +86,8 @@ class SubmitFrame:
     """Capture time on the robot's clock."""
     waited_ns: int = 0
     """Time since control received it."""
+    turn_wait_ns: int = 0
+    """Time for which it may still wait for its turn (scheduler/turns.py); 0 = as long as it takes."""
     playing: Playing | None = None
     """The chunk in execution at its capture, if it may be continued."""
     delay_ns: int = 0

@@ -168,18 +168,45 @@ def _most_beyond(ratios: list[int]) -> bool:
 
 UNBOUNDED = 1 << 62
 KEPT_STEPS = 100
+UNKNOWN_PERCENT = 200  # twice the model, until two steps were measured
 LATE_SHARE = 8  # a late frame moves the expectation by 1/8 of its lateness, since transport is late now and then
 
 
+class Slowness:
+    """How slow steps get, in per cent of the cost model's time: the second slowest of the last KEPT_STEPS steps, since
+    the slowest may be an outlier.
+    """
+
+    def __init__(self) -> None:
+        self._percent: deque[int] = deque(maxlen=KEPT_STEPS)
+
+    def observe(self, expected_ns: int, took_ns: int) -> None:
+        """Record a step. expected_ns: its time by the cost model, above 0."""
+        self._percent.append(max(100 * took_ns // expected_ns, 100))
+
+    def forget(self) -> None:
+        """Forget all steps, since the cost model has other times now."""
+        self._percent.clear()
+
+    @property
+    def percent(self) -> int:
+        """At least 100."""
+        slowest = sorted(self._percent)[-2:]
+        return slowest[0] if len(slowest) == 2 else UNKNOWN_PERCENT
+
+
 class Gaps:
-    """Tracks when frames arrive and how long steps take; `room_ns` says what a chat step may cost now."""
+    """Tracks when frames arrive, how long steps take and until when the device is busy; `room_ns` says what a chat step
+    may cost now.
+    """
 
     def __init__(self, patience_ns: int) -> None:
         self._patience_ns = patience_ns
         self._period_ns: dict[int, int] = {}
         self._expected_ns: dict[int, int] = {}
-        self._percent: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._slowness = Slowness()
         self._served_ns = 0
+        self._free_ns = 0
 
     def open(self, session: int, period_ns: int) -> None:
         self._period_ns[session] = period_ns
@@ -208,11 +235,23 @@ class Gaps:
         """Record that a chat step ran. expected_ns: its time by the cost model; 0 when nothing was computed."""
         self._served_ns = now_ns
         if expected_ns > 0:
-            self._percent.append(max(100 * took_ns // expected_ns, 100))
+            self._slowness.observe(expected_ns, took_ns)
 
     def forget(self) -> None:
         """Forget how slow steps were, since the cost model has other times now."""
-        self._percent.clear()
+        self._slowness.forget()
+
+    def launched(self, now_ns: int, expected_ns: int) -> None:
+        """Record that a pass was launched, by control or chat; it runs after those in flight."""
+        self._free_ns = max(self._free_ns, now_ns) + expected_ns
+
+    def finished(self) -> None:
+        """Record that no pass is in flight."""
+        self._free_ns = 0
+
+    def busy_ns(self, now_ns: int) -> int:
+        """The time for which passes in flight still run."""
+        return max(self._free_ns - now_ns, 0)
 
     def must_run(self, now_ns: int) -> bool:
         """True when chat has waited so long that one step goes first."""
@@ -223,27 +262,26 @@ class Gaps:
 
         pass_at_ns: when a pass will run even if no frame arrives.
         """
-        until_ns = min((self._until(session, now_ns) for session in self._expected_ns), default=UNBOUNDED)
+        until_ns = min((self.next_ns(session, now_ns) for session in self._expected_ns), default=UNBOUNDED)
+        until_ns = max(until_ns - now_ns, 0) if until_ns < UNBOUNDED else UNBOUNDED
         if pass_at_ns is not None:
             until_ns = min(until_ns, max(pass_at_ns - now_ns, 0))
-        return 100 * until_ns // self._slowest_percent
+        return 100 * until_ns // self._slowness.percent
 
     def wake_at_ns(self, now_ns: int) -> int:
         """When a step may become possible even if no frame arrives."""
+        return min(self._served_ns + self._patience_ns, self.silent_at_ns(now_ns))
+
+    def silent_at_ns(self, now_ns: int) -> int:
+        """When the next session will count as silent if no frame of it arrives; UNBOUNDED where none will."""
         silent = (self._silent_ns(session) for session in self._expected_ns)
-        return min(self._served_ns + self._patience_ns, min((at for at in silent if at > now_ns), default=UNBOUNDED))
+        return min((at for at in silent if at > now_ns), default=UNBOUNDED)
 
-    @property
-    def _slowest_percent(self) -> int:
-        """How slow steps get, in per cent of the cost model's time: the second slowest of the last KEPT_STEPS steps,
-        since the slowest may be an outlier."""
-        slowest = sorted(self._percent)[-2:]
-        return slowest[0] if len(slowest) == 2 else 200  # twice the model, until two steps were measured
-
-    def _until(self, session: int, now_ns: int) -> int:
-        if now_ns >= self._silent_ns(session):
+    def next_ns(self, session: int, now_ns: int) -> int:
+        """When the next frame of a session is expected, earlier than now where it is late; UNBOUNDED where none is."""
+        if session not in self._expected_ns or now_ns >= self._silent_ns(session):
             return UNBOUNDED
-        return max(self._expected_ns[session] - now_ns, 0)
+        return self._expected_ns[session]
 
     def _silent_ns(self, session: int) -> int:
         return self._expected_ns[session] + self._period_ns[session]
@@ -256,7 +294,6 @@ class ChatTurns:
         self._gaps = gaps
         self._cost = CostModel(times)
         self._chunk = chunk
-        self._free_ns = 0
 
     def rows(self, now_ns: int, *, idle: bool, pass_at_ns: int | None) -> int:
         """Rows that chat's next pass may have; 0 where it must wait.
@@ -264,7 +301,7 @@ class ChatTurns:
         Passes in flight come first. idle: control has nothing to run. pass_at_ns: when it
         will have, even if no frame arrives.
         """
-        room_ns = self._gaps.room_ns(now_ns, pass_at_ns) - max(self._free_ns - now_ns, 0) if idle else 0
+        room_ns = self._gaps.room_ns(now_ns, pass_at_ns) - self._gaps.busy_ns(now_ns) if idle else 0
         if room_ns < self._cost.times.step_ns and not self._gaps.must_run(now_ns):
             return 0
         times = self._cost.times
@@ -273,14 +310,6 @@ class ChatTurns:
     def expected_ns(self, prefill_rows: int, decode_rows: int) -> int:
         """The time of a pass of chat, by the cost model."""
         return self._cost.times.pass_ns(prefill_rows, decode_rows)
-
-    def launched(self, now_ns: int, expected_ns: int) -> None:
-        """Record that a pass was launched, by control or chat; it runs after those in flight."""
-        self._free_ns = max(self._free_ns, now_ns) + expected_ns
-
-    def finished(self) -> None:
-        """Record that no pass is in flight."""
-        self._free_ns = 0
 
     def served(self, now_ns: int, sample: PassSample | None) -> None:
         """Record that a pass of chat ended; sample: None where its time is not known."""

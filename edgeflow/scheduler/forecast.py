@@ -243,7 +243,7 @@ class _Simulation:
         self._leave(self._scheduler.expire(self.now_ns))
         planned = self._scheduler.plan(self.now_ns)
         if planned is None and not self._device.running:
-            wake_ns = self._scheduler.wake_at_ns()
+            wake_ns = self._scheduler.wake_at_ns(self.now_ns)
             waits = [*(feed.next_ns for feed in self._feeds), *([] if wake_ns is None else [wake_ns])]
             self.now_ns = max(self.now_ns + 1, min(waits))  # time always advances, also where a frame is due already
             return False

@@ -35,6 +35,8 @@ class Frame:
     """When its action is due."""
     expires_ns: int = 0
     """The time from which its action is too old; 0 = never."""
+    waits_until_ns: int = 0
+    """How long it may wait for its turn (scheduler/turns.py); 0 = for as long as it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +195,16 @@ class Outcome(Generic[Ref]):
 class Leaving(Enum):
     """The reason why a frame leaves the scheduler.
 
-    SUPERSEDED: by a newer frame before it began. OVERTAKEN: by a newer one that was answered first. EXPIRED: too old to
-    be answered, and a newer one is in flight. REJECTED: by the policy, before it began.
+    SUPERSEDED: by a newer frame before it began, or, if it was early, later. OVERTAKEN: by a newer one that was
+    answered first. EXPIRED: too old to be answered, and a newer one is in flight. EARLY: it came before its turn, found
+    no gap, and its turn comes too late. REJECTED: by the policy, before it began.
     """
 
     DONE = "done"
     SUPERSEDED = "superseded"
     OVERTAKEN = "overtaken"
     EXPIRED = "expired"
+    EARLY = "early"
     REJECTED = "rejected"
     EPOCH_CHANGED = "epoch_changed"
     CLOSED = "closed"

@@ -9,8 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from edgeflow.contract import Pace, StageProgram
+from edgeflow.scheduler.cost import UNBOUNDED
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Pass, Segment
-from edgeflow.scheduler.session import RINGS, FrameInFlight, SessionQueue, Shift
+from edgeflow.scheduler.ring import FrameInFlight
+from edgeflow.scheduler.session import RINGS, SessionQueue, Shift
+from edgeflow.scheduler.turns import EarlyFrames, EarlyWork, TokenBucket
 from edgeflow_client.errors import RETRY_AFTER_MS, AlreadyExists, ResourceExhausted
 
 ROW_BUDGET = 1024
@@ -62,21 +65,31 @@ class Scheduler:
     """Plans passes: offer → plan → (the engine runs) → commit. Each offered frame leaves once, as a Departure.
 
     whole: a frame whose steps overwrite each other takes all of them in one pass, where one session alone has something
-    to run and no frames share passes.
+    to run and no frames share passes. early: the gaps for frames before their turn (scheduler/turns.py); None = all
+    of the time that due frames leave.
     """
 
     def __init__(self, limits: SchedulerLimits, *, whole: bool = False) -> None:
         self.limits = limits
         self._whole = whole
+        self.early: EarlyFrames | None = None
         self.counts = SchedulerCounts()
         self._sessions: dict[int, SessionQueue] = {}
         self._free_rings = list(range(limits.max_sessions))[::-1]
         self._launched: dict[int, list[tuple[SessionQueue, Segment[FrameRef], FrameInFlight]]] = {}
 
-    def open(self, session: int, epoch: int, pace: Pace, program: StageProgram | None = None) -> None:
+    def open(
+        self,
+        session: int,
+        epoch: int,
+        pace: Pace,
+        program: StageProgram | None = None,
+        turns: TokenBucket | None = None,
+    ) -> None:
         """Give a session its ring. ResourceExhausted when every ring is taken.
 
         program: of its frames; None = tokens, as many as the ring has slots. ValueError where it has more passes.
+        turns: of its frames; None = every frame is due.
         """
         program = program or StageProgram.tokens(self.limits.stages)
         if program.passes > self.limits.stages:
@@ -92,7 +105,13 @@ class Scheduler:
         first = self._free_rings.pop() * self.limits.stages
         ring = RINGS[self.limits.shift](range(first, first + program.passes))
         self._sessions[session] = SessionQueue(
-            session, epoch, ring, pace=pace, program=program, drain_after_ns=self.limits.drain_after_ns
+            session,
+            epoch,
+            ring,
+            pace=pace,
+            program=program,
+            drain_after_ns=self.limits.drain_after_ns,
+            turns=turns,
         )
 
     def change_pace(self, session: int, pace: Pace) -> None:
@@ -126,7 +145,9 @@ class Scheduler:
 
     def next_frames(self, now_ns: int) -> list[FrameRef]:
         """The frames that the next pass begins with, were it planned now."""
-        return [queue.next_frame for queue in self._choose(now_ns) if queue.next_frame is not None]
+        chosen, early = self._choose(now_ns)
+        frames = [queue.next_frame(now_ns, early=early) for queue in chosen]
+        return [frame for frame in frames if frame is not None]
 
     def is_finishing(self, session: int) -> bool:
         """True while the last pass of some frame of a session is planned and not committed."""
@@ -149,16 +170,22 @@ class Scheduler:
 
     def plan(self, now_ns: int) -> Pass[FrameRef] | None:
         """The next pass, or None when there is nothing to run now (see wake_at_ns)."""
-        chosen = self._choose(now_ns)
+        chosen, early = self._choose(now_ns)
+        if not self._runs_whole:
+            for queue in self._sessions.values():
+                if queue not in chosen:
+                    queue.pass_over(now_ns)
         if not chosen:
             return None
         launched: list[tuple[SessionQueue, Segment[FrameRef], FrameInFlight]] = []
         moves: list[Move] = []
         number = self.counts.passes
-        full, whole = False, self._may_be_whole(chosen)
+        full, whole = False, self._may_be_whole(chosen, now_ns, early)
         for queue in chosen:
             queue.last_pass = number
-            taken, its_moves = queue.take(whole=whole)
+            if queue.next_frame(now_ns, early=early) is not None:
+                queue.last_begun = number
+            taken, its_moves = queue.take(now_ns, early=early, whole=whole)
             launched += [(queue, segment, flight) for segment, flight in taken]
             moves += its_moves
             full = full or sum(segment.passes for segment, _ in taken) == queue.stages
@@ -183,36 +210,76 @@ class Scheduler:
         return self._depart([each for queue in queues.values() for each in queue.departures(now_ns)])
 
     def expire(self, now_ns: int) -> list[Departure]:
-        """The frames that are too old to be answered while a newer one is in flight; call before `plan`."""
+        """The frames that are too old to be answered while a newer one is in flight, or early and too old to wait for
+        their turn; call before `plan`.
+        """
         return self._depart([each for queue in self._sessions.values() for each in queue.expire(now_ns)])
 
-    def wake_at_ns(self) -> int | None:
+    def wake_at_ns(self, now_ns: int) -> int | None:
         """When plan() will have something to run even if nothing arrives."""
-        times = [queue.wake_at_ns() for queue in self._sessions.values()]
-        return min((time for time in times if time is not None), default=None)
+        times = [queue.wake_at_ns(now_ns) for queue in self._sessions.values()]
+        if self.early is not None and any(queue.has_frames for queue in self._sessions.values()):
+            times.append(self.early.wake_at_ns(now_ns))
+        return min((time for time in times if time is not None and time < UNBOUNDED), default=None)
 
-    def _choose(self, now_ns: int) -> list[SessionQueue]:
-        """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served.
+    def _choose(self, now_ns: int) -> tuple[list[SessionQueue], bool]:
+        """Choose as many sessions as fit the row budget: earliest deadline first, then least recently served. Where
+        nothing is due, early frames run, of the least recently served session first; then True.
 
         None while a whole pass runs: the frame that comes next would be an old one by its end.
         """
         chosen: list[SessionQueue] = []
         if self._runs_whole:
-            return chosen
+            return chosen, False
         rows = 0
         queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))
         for queue in queues:
-            wanted = queue.runnable_rows(now_ns)
+            wanted = queue.runnable_rows(now_ns, early=False)
             # The first session always runs, even if it exceeds the budget by itself: it would wait forever otherwise.
             if wanted and (not chosen or rows + wanted <= self.limits.row_budget):
                 chosen.append(queue)
                 rows += wanted
+        return (chosen, False) if chosen else (self._choose_early(now_ns), True)
+
+    def _choose_early(self, now_ns: int) -> list[SessionQueue]:
+        chosen: list[SessionQueue] = []
+        rows = 0
+        for queue in sorted(self._sessions.values(), key=lambda each: (each.last_begun, each.session)):
+            wanted = queue.runnable_rows(now_ns)
+            fits = wanted and (not chosen or rows + wanted <= self.limits.row_budget)
+            if fits and self._ends_in_time([*chosen, queue], now_ns):
+                chosen.append(queue)
+                rows += wanted
         return chosen
 
-    def _may_be_whole(self, chosen: list[SessionQueue]) -> bool:
+    def _ends_in_time(self, queues: list[SessionQueue], now_ns: int) -> bool:
+        """True if the frames of these sessions, run together, leave before the next due frame of any other comes."""
+        if self.early is None:
+            return True
+        works = [queue.early_work(now_ns) for queue in queues]
+        work = EarlyWork(
+            sum(each.prefills for each in works),
+            sum(each.decodes for each in works),
+            max(each.passes for each in works),
+            whole=self._may_be_whole(queues, now_ns, early=True),
+        )
+        end_ns = self.early.end_ns(work, now_ns)
+        return all(end_ns <= self._next_due_ns(each, now_ns) for each in self._sessions.values() if each not in queues)
+
+    def _next_due_ns(self, queue: SessionQueue, now_ns: int) -> int:
+        """When a session that keeps its rate will next have something due: a frame that is expected, or a drain."""
+        if self.early is None or queue.is_ahead(now_ns):
+            return UNBOUNDED
+        due_ns = max(queue.turn_ns(now_ns), self.early.next_ns(queue.session, now_ns))
+        drain_ns = None if queue.rests else queue.wake_at_ns(now_ns)
+        return due_ns if drain_ns is None else min(due_ns, drain_ns)
+
+    def _may_be_whole(self, chosen: list[SessionQueue], now_ns: int, early: bool) -> bool:
         if not self._whole or not all(queue.may_be_whole for queue in self._sessions.values()):
             return False
-        busy = [queue for queue in self._sessions.values() if queue.in_flight or queue.waiting]
+        busy = (
+            chosen if early else [each for each in self._sessions.values() if each.runnable_rows(now_ns, early=False)]
+        )
         return len(busy) == 1 and not chosen[0].in_flight
 
     def _depart(self, left: list[Departure]) -> list[Departure]:

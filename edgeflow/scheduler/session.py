@@ -1,24 +1,21 @@
-"""The frames of one session: at most one waiting, at most K in flight, those that finish; and their ring of K slots.
+"""The frames of one session: at most one waiting, at most K in flight, and those that finish.
 
 Each pass of a frame is the next of the session's program, which has K (contract.StageProgram). A frame *finishes* once
 the passes after which it leaves are planned, and leaves when they are committed. That is after K, or earlier where it
 drafts: when all of its tokens are verified, or after `max_passes`. A tick is one packed pass and `rounds - 1`
 decode-only passes after it (scheduler/pace.py); where frames draft, every pass takes the frame that waits.
-
-Two ways to advance the ring (ActionFlow section 3.3):
-- rotate: a frame keeps its slot, and the slot of the next prefill advances; no bytes are moved.
-- copy: a prefill always enters the first slot, and after each pass the KV of every frame in flight is
-  copied to the following slot, as in the paper.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
-from edgeflow.contract import Pace, Speculation, StageProgram
+from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.pace import rounds_of, served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Move, Outcome, Segment, SlotPosition
+from edgeflow.scheduler.ring import CopyingRing, FrameInFlight, SlotRing
+from edgeflow.scheduler.turns import EarlyWork, TokenBucket
 
 
 class Shift(str, Enum):
@@ -28,73 +25,6 @@ class Shift(str, Enum):
     COPY = "copy"
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class FrameInFlight:
-    """A frame in flight."""
-
-    frame: FrameRef
-    rows: int
-    slot: int
-    generation: int
-    deadline_ns: int = 0
-    expires_ns: int = 0
-    speculation: Speculation | None = None
-    """How its drafts are verified; None for a frame without drafts."""
-    guess: SlotPosition | None = None
-    """Where its first drafts are read; None = a constant."""
-    stage: int = 0
-    """The stage of its next pass."""
-    length: int = 0
-    """Rows of its KV in the slot. Like `stage`, it counts one token per pass in flight, the fewest that a pass can
-    verify.
-    """
-    slack: int = 0
-    """Further rows that the passes in flight may turn out to have verified."""
-    verified: int = 0
-    """Its verified tokens."""
-    passes: int = 0
-    """Passes that are planned."""
-    committed: int = 0
-    """Passes that are committed."""
-
-    def leaves_after(self, stages: int) -> int:
-        """Passes after which it leaves, with or without unverified tokens."""
-        return self.speculation.most_passes(stages) if self.speculation else stages
-
-
-class SlotRing:
-    """The slots of one session: frames keep theirs, and the index of the next prefill rotates."""
-
-    def __init__(self, slots: range) -> None:
-        self.slots = slots
-        self._claims = 0
-
-    def claim(self) -> tuple[int, int]:
-        """Slot and generation for a new prefill."""
-        slot = self.slots[self._claims % len(self.slots)]
-        self._claims += 1
-        return slot, self._claims
-
-    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:  # noqa: ARG002 - nothing moves
-        """Update the slots of the frames in flight after a pass; return the copies that the engine must make."""
-        return ()
-
-
-class CopyingRing(SlotRing):
-    """A ring in which frames move to the next slot after each pass, last stage first so that nothing is overwritten."""
-
-    def claim(self) -> tuple[int, int]:
-        self._claims += 1
-        return self.slots[0], self._claims
-
-    def advance(self, flights: list[FrameInFlight]) -> tuple[Move, ...]:
-        moves = []
-        for flight in sorted(flights, key=lambda flight: -flight.slot):
-            moves.append(Move(flight.slot, flight.slot + 1, flight.length + flight.slack))
-            flight.slot += 1
-        return tuple(moves)
-
-
 RINGS = {Shift.ROTATE: SlotRing, Shift.COPY: CopyingRing}
 
 
@@ -102,13 +32,25 @@ class SessionQueue:
     """Decides what the next pass of one session contains. Integers only; time is an argument."""
 
     def __init__(
-        self, session: int, epoch: int, ring: SlotRing, *, pace: Pace, program: StageProgram, drain_after_ns: int
+        self,
+        session: int,
+        epoch: int,
+        ring: SlotRing,
+        *,
+        pace: Pace,
+        program: StageProgram,
+        drain_after_ns: int,
+        turns: TokenBucket | None = None,
     ) -> None:
         self.session = session
         self.epoch = epoch
         self.ring = ring
         self.stages = program.passes
         self.last_pass = -1
+        self.last_begun = -1  # the pass in which its last frame began
+        self._turns = turns
+        self._last_early = False  # the last frame to begin was
+        self._passed_over = False
         self._program = program
         self._unrolled = program.unrolled
         self._most_drafts = program.drafts
@@ -131,8 +73,8 @@ class SessionQueue:
 
     @property
     def deadline_ns(self) -> int:
-        """The earliest deadline of the frames waiting or in flight; 0 when there are none."""
-        frames = [flight.deadline_ns for flight in self._flights]
+        """The earliest deadline of the frames waiting or in flight, without early ones; 0 when there are none."""
+        frames = [flight.deadline_ns for flight in self._flights if not flight.early]
         if self._waiting is not None:
             frames.append(self._waiting.deadline_ns)
         return min(frames, default=0)
@@ -146,10 +88,27 @@ class SessionQueue:
         """True while the last pass of some frame is planned and not committed."""
         return bool(self._finishing)
 
+    def next_frame(self, now_ns: int, *, early: bool) -> FrameRef | None:
+        """The frame that the next pass begins with, if there is one. early: as in `runnable_rows`."""
+        return self.waiting if self._begins(now_ns, early) else None
+
+    def turn_ns(self, now_ns: int) -> int:
+        """When it has a turn; `now_ns` or earlier for now."""
+        return now_ns if self._turns is None else self._turns.ready_at_ns(now_ns)
+
+    def is_ahead(self, now_ns: int) -> bool:
+        """True if its robot is ahead of the declared rate: its last frame was early, or the one that waits is."""
+        return self._last_early or (self._begins(now_ns, True) and not self._begins(now_ns, False))
+
     @property
-    def next_frame(self) -> FrameRef | None:
-        """The frame that the next pass begins with, if there is one."""
-        return None if self._rounds_left > 0 and self._flights else self.waiting
+    def has_frames(self) -> bool:
+        """True if a frame waits, or has further passes."""
+        return self._waiting is not None or bool(self._flights)
+
+    @property
+    def rests(self) -> bool:
+        """True if all of its frames in flight are early ones."""
+        return all(flight.early for flight in self._flights)
 
     def reject(self, frame: FrameRef) -> list[Departure]:
         """Drop the waiting frame if it is this one."""
@@ -165,7 +124,7 @@ class SessionQueue:
         left = self.reset(frame.ref.epoch) if frame.ref.epoch > self.epoch else []
         if self._waiting is not None:
             left.append(Departure(self._waiting.ref, Leaving.SUPERSEDED))
-        self._waiting = frame
+        self._waiting, self._passed_over = frame, False
         return left
 
     def reset(self, epoch: int, why: Leaving = Leaving.EPOCH_CHANGED) -> list[Departure]:
@@ -182,35 +141,61 @@ class SessionQueue:
         self.epoch = epoch
         return left
 
-    def runnable_rows(self, now_ns: int) -> int:
-        """Rows of this session's next pass; 0 when it has nothing to run now."""
+    def runnable_rows(self, now_ns: int, *, early: bool = True) -> int:
+        """Rows of this session's next pass; 0 when it has nothing to run now. early: also what is not due."""
         in_flight = sum(map(self._next_rows, self._flights))
-        if self._rounds_left > 0 and in_flight:
-            return in_flight
-        if self._waiting is not None:
+        if self._waiting is not None and self._begins(now_ns, early):
             return self._waiting.rows + self._drafts + in_flight
-        return in_flight if in_flight and self._may_drain(now_ns) else 0
+        if not early and self.rests:
+            return 0
+        return in_flight if in_flight and (self._rounds_left > 0 or self._may_drain(now_ns)) else 0
 
-    def wake_at_ns(self) -> int | None:
-        """When a drain becomes due, if nothing else happens before."""
-        if self._idle_since_ns is None or not self._flights or self._waiting is not None:
-            return None
-        return self._idle_since_ns + self._drain_after_ns
+    def early_work(self, now_ns: int) -> EarlyWork:
+        """The passes left of its frames, with the one that waits."""
+        begins = self._begins(now_ns, True)
+        decodes = sum(
+            self._next_rows(flight) if flight.speculation else self._unrolled[flight.stage].decode_rows
+            for flight in self._flights
+        )
+        passes = self.stages if begins else max(self.stages - flight.stage for flight in self._flights)
+        return EarlyWork(int(begins), decodes + (self._drafts if begins else 0), passes)
+
+    def pass_over(self, now_ns: int) -> None:
+        """Record that others run, although it has early frames that could."""
+        self._passed_over = self.rests and self.runnable_rows(now_ns) > 0
+
+    def wake_at_ns(self, now_ns: int) -> int | None:
+        """When a drain or a turn becomes due, or an early frame has waited too long, if nothing else happens before."""
+        times = []
+        if self._idle_since_ns is not None and self._flights and not self._begins(now_ns, False):
+            drain_ns = self._idle_since_ns + self._drain_after_ns
+            times += [drain_ns] if drain_ns > now_ns or not self.rests else []
+        if self._begins(now_ns, True) or (self._flights and self.rests):
+            turn_ns = self.turn_ns(now_ns)
+            times += [turn_ns] if turn_ns > now_ns else []
+        if self._passed_over:
+            waits = [flight.waits_until_ns for flight in self._flights]
+            waits += [] if self._waiting is None else [self._waiting.waits_until_ns]
+            times += [until_ns for until_ns in waits if until_ns]
+        return min(times, default=None)
 
     @property
     def may_be_whole(self) -> bool:
         """True where a frame shares passes with no other of this session, and its steps overwrite each other."""
         return self._pace == Pace(1) and self._program.step_rows > 0
 
-    def take(self, *, whole: bool = False) -> tuple[list[tuple[Segment[FrameRef], FrameInFlight]], tuple[Move, ...]]:
+    def take(
+        self, now_ns: int, *, early: bool = True, whole: bool = False
+    ) -> tuple[list[tuple[Segment[FrameRef], FrameInFlight]], tuple[Move, ...]]:
         """Advance by one pass; return its segments, each with what `commit` knows it by, and the slot copies after.
 
-        whole: the frame that waits takes all of its passes in this one.
+        early: as in `runnable_rows`. whole: the frame that waits takes all of its passes in this one.
         """
+        self._passed_over = False
         if self._rounds_left > 0 and self._flights:
             self._rounds_left -= 1
-        elif self._waiting is not None:
-            self._admit(self._waiting)
+        elif self._waiting is not None and self._begins(now_ns, early):
+            self._admit(self._waiting, now_ns)
         taken = [(self._advance(flight), flight) for flight in self._flights]
         if whole:
             self._rounds_left = 0
@@ -253,11 +238,42 @@ class SessionQueue:
         return left
 
     def expire(self, now_ns: int) -> list[Departure]:
-        """The drafted frames that are too old to be answered while a newer one is in flight."""
+        """The drafted frames that are too old to be answered while a newer one is in flight, and early frames that
+        were passed over for too long.
+        """
         late = [flight for flight in (*self._finishing, *self._flights) if self._too_old(flight, now_ns)]
         left = [self._departure(flight, Leaving.EXPIRED) for flight in late]
         self._forget(left)
+        return left + self._give_up(now_ns) if self._passed_over else left
+
+    def _give_up(self, now_ns: int) -> list[Departure]:
+        """Its early frames were passed over. Those that waited too long leave. Once it has a turn, the turn goes to
+        those in flight, or to a newer one in their place.
+        """
+        left: list[Departure] = []
+        if self.turn_ns(now_ns) > now_ns:
+            if self._waiting is not None and 0 < self._waiting.waits_until_ns <= now_ns:
+                left.append(Departure(self._waiting.ref, Leaving.EARLY))
+                self._waiting = None
+            late = [flight for flight in self._flights if 0 < flight.waits_until_ns <= now_ns]
+            left += [self._departure(flight, Leaving.EARLY) for flight in late]
+        elif self._flights and self._waiting is None:
+            if self._turns is not None:
+                self._turns.take(now_ns)
+            for flight in self._flights:
+                flight.early = False
+        elif self._rounds_left > 0:
+            left += [self._departure(flight, Leaving.SUPERSEDED) for flight in self._flights]
+        self._forget(left)
+        if not self._flights:
+            self._rounds_left = 0
         return left
+
+    def _begins(self, now_ns: int, early: bool) -> bool:
+        """True if the next pass begins with the frame that waits."""
+        if self._waiting is None or (self._rounds_left > 0 and self._flights):
+            return False
+        return early or self.turn_ns(now_ns) <= now_ns
 
     def _done(self, flight: FrameInFlight) -> bool:
         return flight.verified >= self.stages or flight.committed >= flight.leaves_after(self.stages)
@@ -291,8 +307,11 @@ class SessionQueue:
         """Draft rows after the next frame's prompt."""
         return self._most_drafts if self._pace.speculation else 0
 
-    def _admit(self, frame: Frame) -> None:
+    def _admit(self, frame: Frame, now_ns: int) -> None:
         slot, generation = self.ring.claim()
+        self._last_early = early = self._turns is not None and not self._turns.take(now_ns)
+        if early and self._turns is not None:
+            self._turns.empty(now_ns)
         before = self._newest
         self._newest = FrameInFlight(
             frame=frame.ref,
@@ -301,6 +320,8 @@ class SessionQueue:
             generation=generation,
             deadline_ns=frame.deadline_ns,
             expires_ns=frame.expires_ns,
+            waits_until_ns=frame.waits_until_ns,
+            early=early,
             speculation=self._pace.speculation,
             # Scenes change slowly: the tokens of the frame before, read where its answer begins, are the best drafts.
             guess=SlotPosition(before.slot, before.rows) if before and self._pace.speculation else None,

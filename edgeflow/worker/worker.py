@@ -27,6 +27,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.scheduler.cost import ChatTurns, CostModel, Gaps, PassSample
 from edgeflow.scheduler.plan import FrameRef
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.turns import EarlyFrames
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import Clock
 
@@ -64,8 +65,11 @@ class Worker:
         self._clock = clock
         self._publish = publish
         self._cost = CostModel(times) if times is not None else None
-        self._running: deque[tuple[Running[Any], Callable[[Running[Any]], None]]] = deque()
         self._gaps = Gaps(CHAT_PATIENCE_NS)
+        if self._cost is not None:
+            scheduler.early = EarlyFrames(self._gaps, self._cost)
+        self._early = scheduler.early
+        self._running: deque[tuple[Running[Any], Callable[[Running[Any]], None]]] = deque()
         self._turns = ChatTurns(self._gaps, chat.times, chat.chunk) if chat is not None else None
         if chat is not None:
             chat.wake = self.inbox.wake
@@ -119,15 +123,15 @@ class Worker:
         expected_ns = 0 if planned is None else self._turns.expected_ns(planned.several, planned.single)
         if running is None:
             self._commit(0)
-            self._turns.launched(self._clock.now_ns(), expected_ns)
+            self._gaps.launched(self._clock.now_ns(), expected_ns)
         else:
             self._launched(running, self._commit_chat, expected_ns)
         return True
 
     def _commit_control(self, running: Running[FrameRef]) -> None:
         sample = self._control.commit(running)
-        if self._cost is not None:
-            self._cost.observe([sample], self._clock.now_ns())
+        if self._early is not None:
+            self._early.observe(sample, self._clock.now_ns())
 
     def _commit_chat(self, running: Running[int]) -> None:
         if self._chat is not None and self._turns is not None:
@@ -137,8 +141,7 @@ class Worker:
     def _launched(self, running: Running[Any], commit: Callable[[Running[Any]], None], expected_ns: int) -> None:
         """Record a pass, and commit earlier ones beyond the number that may be in flight."""
         self._running.append((running, commit))
-        if self._turns is not None:
-            self._turns.launched(self._clock.now_ns(), expected_ns)
+        self._gaps.launched(self._clock.now_ns(), expected_ns)
         self._commit(self._control.ahead)
 
     def _commit_reached(self) -> None:
@@ -152,8 +155,8 @@ class Worker:
         while len(self._running) > ahead:
             running, commit = self._running.popleft()
             commit(running)
-        if not self._running and self._turns is not None:
-            self._turns.finished()
+        if not self._running:
+            self._gaps.finished()
         return found
 
     def _drain(self) -> None:

@@ -15,6 +15,7 @@ from edgeflow.scheduler.pace import served_pace
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Outcome, Pass, Segment
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.scheduler.session import Shift
+from edgeflow.scheduler.turns import TokenBucket
 
 STAGES = 4  # most passes of any program
 SESSIONS = 3
@@ -79,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         if session in self.epochs or len(self.epochs) == SESSIONS:
             return
         pace, program = self.opened(pace, program)
-        self.scheduler.open(session, epoch=1, pace=pace, program=program)
+        self.scheduler.open(session, epoch=1, pace=pace, program=program, turns=self.turns())
         self.epochs[session] = 1
         self.paces[session] = pace
         self.programs[session] = program
@@ -87,6 +88,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def opened(self, pace: Pace, program: StageProgram) -> tuple[Pace, StageProgram]:
         """What a session is opened with, of what was drawn."""
         return pace, program
+
+    def turns(self) -> TokenBucket | None:
+        """The turns of a session; None = all of its frames are due."""
+        return None
 
     @rule(session=st.integers(0, 4), pace=PACES)
     def change_pace(self, session: int, pace: Pace) -> None:
@@ -110,7 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.offered.append(ref)
         self.rows[ref] = rows
         due_ns = self.now_ns + patience_ns
-        self.collect(self.scheduler.offer(Frame(ref, rows, due_ns, due_ns if expires else 0)))
+        self.collect(self.scheduler.offer(Frame(ref, rows, due_ns, due_ns if expires else 0, due_ns + 1)))
 
     @precondition(lambda self: self.epochs)
     @rule(data=st.data())
@@ -333,9 +338,18 @@ class WholeMachine(SchedulerMachine):
         return (pace, program) if pace.depth == STAGES else (Pace(1), steps)
 
 
+class EarlyMachine(SchedulerMachine):
+    """Frames have turns, and most come before theirs."""
+
+    def turns(self) -> TokenBucket | None:
+        return TokenBucket(7, 2, self.now_ns)
+
+
 TestRotate = SchedulerMachine.TestCase
 TestRotate.settings = settings(stateful_step_count=60)
 TestCopy = CopyMachine.TestCase
 TestCopy.settings = settings(stateful_step_count=60)
 TestWhole = WholeMachine.TestCase
 TestWhole.settings = settings(stateful_step_count=60)
+TestEarly = EarlyMachine.TestCase
+TestEarly.settings = settings(stateful_step_count=60)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edgeflow.scheduler.plan import FrameRef, Move
-from edgeflow.scheduler.session import CopyingRing, FrameInFlight, SlotRing
+from edgeflow.scheduler.ring import CopyingRing, FrameInFlight, SlotRing
 
 
 def test_by_rotation_prefills_claim_each_slot_in_turn_and_nothing_moves():

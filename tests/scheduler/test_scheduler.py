@@ -56,11 +56,11 @@ def test_frames_in_flight_drain_after_the_grace_time():
     offer(scheduler, 1)
     scheduler.plan(0)
     assert scheduler.plan(10) is None
-    assert scheduler.wake_at_ns() == 15
+    assert scheduler.wake_at_ns(10) == 15
     assert scheduler.plan(14) is None
     assert shape(scheduler.plan(15)) == [(1, 1)]
     assert shape(scheduler.plan(15)) == [(1, 2)], "a drain under way does not wait again"
-    assert scheduler.wake_at_ns() is None
+    assert scheduler.wake_at_ns(15) is None
 
 
 def test_the_newest_frame_wins():
@@ -175,7 +175,7 @@ def test_frames_that_draft_do_not_wait_for_the_next_frame():
     for number in range(3):
         (segment,) = segments(scheduler)
         scheduler.commit(number, [Outcome(segment.sequence, (1,))])
-    assert scheduler.wake_at_ns() is None
+    assert scheduler.wake_at_ns(15) is None
 
 
 def test_a_frame_too_old_to_be_answered_leaves_where_a_newer_one_is_in_flight():

@@ -14,15 +14,19 @@ CHUNK = 64
 TIMES = ChunkTimes(step_ns=2 * MS, row_ns=MS // 4)
 
 
-def turns(times: ChunkTimes = TIMES, arrived_ns: int | None = 0) -> ChatTurns:
-    """Beside a robot of 20 Hz whose last frame came then; steps take as long as the model says."""
-    gaps = Gaps(PATIENCE_NS)
-    gaps.open(1, 50 * MS)
+def gaps(arrived_ns: int | None = 0) -> Gaps:
+    """Of a robot of 20 Hz whose last frame came then; steps take as long as the model says."""
+    made = Gaps(PATIENCE_NS)
+    made.open(1, 50 * MS)
     for _ in range(2):
-        gaps.served(0, 100, 100)
+        made.served(0, 100, 100)
     if arrived_ns is not None:
-        gaps.arrived(1, arrived_ns)
-    return ChatTurns(gaps, times, CHUNK)
+        made.arrived(1, arrived_ns)
+    return made
+
+
+def turns(times: ChunkTimes = TIMES, beside: Gaps | None = None) -> ChatTurns:
+    return ChatTurns(beside or gaps(), times, CHUNK)
 
 
 def rows(made: ChatTurns, now_ns: int, pass_at_ns: int | None = None, *, idle: bool = True) -> int:
@@ -30,7 +34,7 @@ def rows(made: ChatTurns, now_ns: int, pass_at_ns: int | None = None, *, idle: b
 
 
 def test_a_chunk_is_what_fits_before_the_next_frame():
-    assert rows(turns(arrived_ns=None), 0) == CHUNK, "no frame is expected"
+    assert rows(turns(beside=gaps(arrived_ns=None)), 0) == CHUNK, "no frame is expected"
     made = turns()
     assert rows(made, 0) == CHUNK and rows(made, 40 * MS) == (10 - 2) * 4
     assert rows(made, 48 * MS) == 1 and rows(made, 48 * MS + 1) == 0
@@ -44,10 +48,11 @@ def test_a_chunk_is_what_fits_before_the_next_frame():
 )
 def test_passes_in_flight_reduce_the_room(launched: list[tuple[int, int]], now_ns: int):
     """Passes run one after the other, each from its launch or from the end of the one before."""
-    made, free_ns, at_ns = turns(), 0, 0
+    beside, free_ns, at_ns = gaps(), 0, 0
+    made = turns(beside=beside)
     for after_ns, lasts_ns in launched:
         at_ns += after_ns
-        made.launched(at_ns, lasts_ns)
+        beside.launched(at_ns, lasts_ns)
         free_ns = max(free_ns, at_ns) + lasts_ns
     now_ns = max(now_ns, at_ns)
     room_ns = max(50 * MS - now_ns, 0) - max(free_ns - now_ns, 0) if now_ns < 100 * MS else None
@@ -59,13 +64,14 @@ def test_passes_in_flight_reduce_the_room(launched: list[tuple[int, int]], now_n
     else:
         assert found == min(max(1, (room_ns - TIMES.step_ns) // TIMES.row_ns), CHUNK)
         assert found == 1 or TIMES.pass_ns(found, 0) <= room_ns
-    made.finished()
+    beside.finished()
     assert rows(made, now_ns) == rows(turns(), now_ns), "nothing is under way"
 
 
 def test_chat_that_waited_too_long_gets_a_step_whatever_is_in_flight():
-    made = turns(arrived_ns=PATIENCE_NS)
-    made.launched(PATIENCE_NS, 200 * MS)
+    beside = gaps(arrived_ns=PATIENCE_NS)
+    made = turns(beside=beside)
+    beside.launched(PATIENCE_NS, 200 * MS)
     assert rows(made, PATIENCE_NS - 1, idle=False) == 0
     assert rows(made, PATIENCE_NS, idle=False) == rows(made, PATIENCE_NS) == 1
     made.served(PATIENCE_NS, None)

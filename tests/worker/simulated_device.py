@@ -139,18 +139,24 @@ class Delivered:
 class ClosedLoop:
     """A worker on the simulated device and robots that send a frame each period; period 0: one is always at hand.
 
-    others: what the worker said besides actions.
+    others: what the worker said besides actions. declared_ns: the periods that they declared; 0 = each frame is due.
     """
 
     def __init__(
-        self, policy: TokenPolicy, robots: Sequence[ForecastSession], times: PassTimes = TRUTH, **options: Any
+        self,
+        policy: TokenPolicy,
+        robots: Sequence[ForecastSession],
+        times: PassTimes = TRUTH,
+        *,
+        declared_ns: int = 0,
+        **options: Any,
     ) -> None:
         self.clock = ManualClock()
         self.others: list[Message] = []
         self.delivered = [Delivered() for _ in robots]
         limits = SchedulerLimits(policy.K, len(robots), row_budget=1000, drain_after_ns=2 * MS)
         self.engine = AsynchronousEngine(policy, limits.slots, self.clock, times, **options)
-        self.worker = Worker(self.engine, Scheduler(limits), self.clock, self._receive)
+        self.worker = Worker(self.engine, Scheduler(limits), self.clock, self._receive, times=times)
         self._robots = robots
         self._next_ns = [robot.offset_ns for robot in robots]
         self._captured: list[list[int]] = [[] for _ in robots]
@@ -162,6 +168,7 @@ class ClosedLoop:
                     pace=robot.pace,
                     unnorm_key=policy.unnorm_keys[0],
                     patience_ns=robot.patience_ns,
+                    period_ns=declared_ns,
                 )
             )
 

@@ -268,3 +268,13 @@ def test_a_pong_of_this_device_changes_nothing(policy, times):
     )
     assert not front.observe(pong, 0)
     assert front.pass_times == times
+
+
+@pytest.mark.parametrize("depth", [1, K])
+def test_two_robots_that_declare_little_get_what_the_device_can_do(policy, depth: int):
+    """A frame is always at hand; five per second were declared."""
+    robots = [ForecastSession(pace=Pace(depth), period_ns=0)] * 2
+    early, due = (ClosedLoop(policy, robots, declared_ns=declared).run(30) for declared in (200 * MS, 0))
+    for found, expected in zip(early, due, strict=True):
+        assert found.fps == pytest.approx(expected.fps, rel=CLOSE) and expected.fps > 10
+        assert found.age_ns <= expected.age_ns + 3 * MS

@@ -43,6 +43,7 @@ from edgeflow.ipc.messages import (
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
 from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.turns import TokenBucket
 from edgeflow.scheduler.verification import VerificationSample
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import InvalidArgument, RequestError
@@ -109,7 +110,7 @@ class ControlLoop:
 
     def wake_at_ns(self) -> int | None:
         """When there will be a pass even if no frame arrives."""
-        return self._scheduler.wake_at_ns()
+        return self._scheduler.wake_at_ns(self._clock.now_ns())
 
     def take_passes(self) -> list[PassSample]:
         """Every pass since the last call: its shape and its time, on the device where launching only enqueues, else
@@ -150,7 +151,9 @@ class ControlLoop:
             self._rows(message.instruction)
             schema = self._engine.policy.action_schema(key)
             program = self._engine.policy.program(key)
-            self._scheduler.open(message.session, message.epoch, message.pace, program)
+            period_ns = message.period_ns
+            turns = TokenBucket.of_period(period_ns, self._clock.now_ns()) if period_ns else None
+            self._scheduler.open(message.session, message.epoch, message.pace, program, turns)
         except RequestError as error:
             self._publish(SessionRejected(message.session, error.code, error.text, error.field, error.reason))
             return False
@@ -215,7 +218,10 @@ class ControlLoop:
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
         expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0
-        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns, expires_ns)))
+        frame = Frame(ref, rows, deadline_ns, expires_ns)
+        if message.turn_wait_ns:
+            frame = replace(frame, waits_until_ns=arrived_ns + message.turn_wait_ns)
+        self._leave(self._scheduler.offer(frame))
 
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys

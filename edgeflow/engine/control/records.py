@@ -120,6 +120,12 @@ _DEPARTURES = {
         Reason.ACTION_TOO_OLD,
         "it was too old to be answered, and a newer frame is in flight",
     ),
+    Leaving.EARLY: (
+        Disposition.REJECTED,
+        "RESOURCE_EXHAUSTED",
+        Reason.RATE_EXCEEDED,
+        "its turn at the declared rate came too late for its age limit: the next frame has it",
+    ),
     Leaving.EPOCH_CHANGED: (
         Disposition.DROPPED,
         "ABORTED",

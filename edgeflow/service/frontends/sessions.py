@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.packets import seal_parts
+from edgeflow.scheduler.turns import TokenBucket
 from edgeflow.service.children.child import ControlLink
 from edgeflow.service.children.messages import (
     CloseRobot,
@@ -28,7 +29,7 @@ from edgeflow.service.frontends.control import SLACK_S, whole
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, narrowed
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.frames import ActionEvent
-from edgeflow.service.sessions.rates import CHANGE_PERIOD_NS, CHANGES, TokenBucket, changes_too_often
+from edgeflow.service.sessions.rates import CHANGE_PERIOD_NS, CHANGES, changes_too_often
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,

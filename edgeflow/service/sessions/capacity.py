@@ -16,6 +16,10 @@ PREPARE_NS = 12_000  # per 1,000 pixels, of the worker's host: resizing and norm
 EXTRA_PIXELS = 8_192  # cost of a decoder however small the image is
 WEIGHT = 8  # of the estimate, against one new measurement
 OUTLIER = 2  # times the estimate: the most that one measurement counts
+COPY_NS = 3_000  # per 1,000 pixels, from control to the worker
+HANDLING_NS = 200_000  # of a frame in control and the worker's loop, however small it is
+EARLY_PERCENT = 5
+MOST_EARLY_NS = 10_000_000
 LEAST_ALLOWANCE_NS = SECOND_NS // 1000  # per second: without any, a session would never be heard
 
 
@@ -133,6 +137,11 @@ class Decoders:
         share = self._shares.get(number) if number is not None else None
         return (share.cost if share else self._cost).frame_ns(cameras)
 
+    def early_ns(self, cameras: Sequence[CameraSpec], number: int) -> int:
+        """Processor time that a frame of these cameras takes from other sessions, its passes apart."""
+        pixels = sum(camera.width * camera.height for camera in cameras)
+        return self.frame_ns(cameras, number) + pixels * COPY_NS // 1000 + HANDLING_NS
+
     def load_ns(self, number: int) -> int | None:
         """Measured time per second of a session; None if it is unknown."""
         share = self._shares.get(number)
@@ -184,6 +193,23 @@ class Decoders:
         """An equal share, or the time that the others leave if that is more."""
         others_ns = sum(each.taken_ns for each in self._shares.values() if each is not share)
         return max(self._most_ns // len(self._shares), self._most_ns - others_ns)
+
+
+class EarlyHandling:
+    """Processor time that a session may take for frames before their turn, beside other sessions: EARLY_PERCENT of one
+    thread. Frames that take more than MOST_EARLY_NS each wait for their turn.
+    """
+
+    def __init__(self) -> None:
+        self._budget = DecodeBudget()
+
+    def ready_at_ns(self, frame_ns: int, now_ns: int) -> int | None:
+        """The time from which a frame of this cost may be handled; None = never."""
+        return self._budget.ready_at_ns(now_ns) if frame_ns <= MOST_EARLY_NS else None
+
+    def spend(self, frame_ns: int, now_ns: int) -> None:
+        """Pay for a frame."""
+        self._budget.spend(frame_ns, SECOND_NS * EARLY_PERCENT // 100, now_ns)
 
 
 class DecodeBudget:

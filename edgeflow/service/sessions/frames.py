@@ -141,11 +141,20 @@ class SessionFrame:
     """How its answer is executed; None for a client that knows nothing of this."""
 
     def submit(
-        self, session: int, request: OpenRequest, instruction: str, now_ns: int, *, sent: SentChunks, delay_ns: int
+        self,
+        session: int,
+        request: OpenRequest,
+        instruction: str,
+        now_ns: int,
+        *,
+        sent: SentChunks,
+        delay_ns: int,
+        turn_ns: int,
     ) -> SubmitFrame:
         """The frame as the policy receives it. The pixels move into the message.
 
-        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame.
+        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame. turn_ns: time from its receipt for which it may
+        wait for its turn.
         """
         how = self.execution
         from_arrival = bool(request.front) or (how is not None and how.from_arrival)
@@ -161,6 +170,7 @@ class SessionFrame:
             state=[self.frame.state[index] for index in request.policy_numbers],
             stamp_ns=self.frame.stamp_ns,
             waited_ns=now_ns - self.received_ns,
+            turn_wait_ns=max(self.received_ns + turn_ns - now_ns, 1),
             playing=self.frame.playing if continues else None,
             delay_ns=delay_ns,
             rested=sent.take_rest(),

@@ -1,8 +1,10 @@
 """The frames of a session in flight, their turns at the decoder, and the robot's pending events.
 
 - While other sessions are active, frames get their turns at the declared rate plus 5 %, with a burst of three. A
-  session that is the only active one does not wait. A frame whose turn would come too late for its age limit is
-  rejected when the turn comes, which then goes to the next frame: waiting by itself never makes a robot hold.
+  session that is the only active one does not wait. Frames before their turn go to the worker, which runs them in gaps
+  (scheduler/turns.py), as long as handling them takes little processor time from others (capacity.EarlyHandling);
+  otherwise they wait here. A frame whose turn would come too late for its age limit is rejected, and the turn goes to
+  the next frame: waiting by itself never makes a robot hold.
 - A frame above the permitted rate is used if no newer one arrives before its turn; otherwise it is rejected with
   RESOURCE_EXHAUSTED instead of superseded. Only a flood of such frames ends the stream (rates.py).
 """
@@ -106,14 +108,14 @@ class FramesInFlight:
         busy = any(not each.seen_only for each in self._sent.values())
         return self._answers.may_answer(track.frame, now_ns, busy=busy)
 
-    def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
-        """The next frame to decode, if its turn has come or no other session is active; one that waited too long is
+    def start_decoding(self, now_ns: int, *, at_once: bool) -> CheckedFrame | None:
+        """The next frame to decode, if its turn has come or it need not wait for it; one that waited too long is
         rejected.
         """
         turn_ns, track = self.turn_ns(now_ns), self._arrived
         if turn_ns is None or track is None:
             return None
-        if turn_ns > now_ns and not alone:
+        if turn_ns > now_ns and not at_once:
             track.waited_for_turn = True
             return None
         self._arrived = None

@@ -6,7 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.service.sessions.capacity import DecodeBudget
+from edgeflow.scheduler.turns import TokenBucket
+from edgeflow.service.sessions.capacity import DecodeBudget, EarlyHandling
 from edgeflow.service.sessions.frames import End
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.reasons import Reason
@@ -14,9 +15,6 @@ from edgeflow_client.reasons import Reason
 PERIODS_SILENT = 5
 SECOND_NS = 1_000_000_000
 REJECTION_WINDOW_NS = 10_000_000_000
-BURST = 3  # frames at once, at the declared rate
-ROUNDING_NS = 500_000  # a period is declared in whole milliseconds
-FASTER_PERCENT = 5  # that a robot may send faster than it declared, as clocks and timers do
 CHANGES = 10  # of instruction or episode, at once
 CHANGE_PERIOD_NS = SECOND_NS // 5
 
@@ -80,48 +78,21 @@ class RollingCount:
         return len(self._times_ns) > self._limit
 
 
-class TokenBucket:
-    """A bucket that earns a token per period and holds at most `burst`; it starts full."""
-
-    def __init__(self, period_ns: int, burst: int, now_ns: int) -> None:
-        self._period_ns = period_ns
-        self._most_ns = burst * period_ns
-        self._earned_ns = self._most_ns
-        self._then_ns = now_ns
-
-    def take(self, now_ns: int) -> bool:
-        """Take a token; False if there is none."""
-        self._earn(now_ns)
-        if self._earned_ns < self._period_ns:
-            return False
-        self._earned_ns -= self._period_ns
-        return True
-
-    def ready_at_ns(self, now_ns: int) -> int:
-        """The time at which the next token can be taken; `now_ns` or earlier if there is one."""
-        self._earn(now_ns)
-        return now_ns + self._period_ns - self._earned_ns
-
-    def _earn(self, now_ns: int) -> None:
-        self._earned_ns = min(self._earned_ns + max(now_ns - self._then_ns, 0), self._most_ns)
-        self._then_ns = now_ns
-
-
 class SessionRates:
     """The rates of a session. period_ns: the declared time between frames.
 
     turns: turns of frames at the decoder. permitted: frames that may arrive. changes: changes of instruction or
-    episode. decoding: processor time of the decoder.
+    episode. decoding: processor time of the decoder. early: processor time that frames before their turn may take.
     """
 
     def __init__(self, rules: SessionRules, period_ns: int, now_ns: int) -> None:
-        turn_ns = max(period_ns - max(ROUNDING_NS, period_ns * FASTER_PERCENT // 100), 1)
-        self.turns = TokenBucket(turn_ns, BURST, now_ns)
+        self.turns = TokenBucket.of_period(period_ns, now_ns)
         self.permitted = rules.permitted(period_ns, now_ns)
         self._most_excess = rules.most_excess(period_ns)
         self._excess = RollingCount(self._most_excess)
         self.changes = TokenBucket(CHANGE_PERIOD_NS, CHANGES, now_ns)
         self.decoding = DecodeBudget()
+        self.early = EarlyHandling()
         self._rejections = RollingCount(rules.rejected_frames)
         self._most_rejections = rules.rejected_frames
 
@@ -135,6 +106,14 @@ class SessionRates:
     def turn_ns(self, now_ns: int) -> int:
         """The time from which the next frame may be decoded beside other sessions; `now_ns` or earlier for now."""
         return max(self.turns.ready_at_ns(now_ns), self.decoding.ready_at_ns(now_ns))
+
+    def early_ns(self, frame_ns: int, now_ns: int) -> int | None:
+        """The time from which a frame may be decoded before its turn; None = never.
+
+        frame_ns: processor time that it takes from others, as in EarlyHandling.
+        """
+        early_ns = self.early.ready_at_ns(frame_ns, now_ns)
+        return None if early_ns is None else max(early_ns, self.decoding.ready_at_ns(now_ns))
 
     def count_rejection(self, now_ns: int) -> End | None:
         """Count a rejection; returns the end of the session after too many."""

@@ -166,15 +166,24 @@ class SessionRunner:
             self._observers.sent(self.session.number, event)
 
     def _take_turn(self, turn_ns: int, now_ns: int) -> None:
-        """Decode the waiting frame, or set a timer for its turn."""
-        frame = self.session.start_decoding(now_ns, alone=turn_ns > now_ns and self._alone(self))
+        """Decode the waiting frame, or set a timer for its turn, or for the time from which it need not wait for it."""
+        session, early = self.session, False
+        alone = turn_ns > now_ns and self._alone(self)
+        if turn_ns > now_ns and not alone:
+            frame_ns = self._decoders.early_ns(self.plan.cameras, session.number)
+            early_ns = session.rates.early_ns(frame_ns, now_ns)
+            if early_ns is not None:
+                early, turn_ns = early_ns <= now_ns, min(turn_ns, early_ns)
+        frame = session.start_decoding(now_ns, alone=alone, early=early)
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
-        if frame is not None:
-            self._decode(frame)
-        else:
+        if frame is None:
             self._turn = asyncio.get_running_loop().call_later((turn_ns - now_ns) / 1e9, self.pump)
+            return
+        if early:
+            session.rates.early.spend(frame_ns, now_ns)
+        self._decode(frame)
 
     def _decode(self, frame: CheckedFrame) -> None:
         pixels = raw_pixels(frame, self.session.request) if frame.pixels is None else frame.pixels

@@ -2,7 +2,7 @@
 
 A frame moves through arrived → decoding → decoded → sent → ready, and leaves with exactly one disposition:
 
-    arrived   waits for the decoder and for its turn at the declared rate; only the newest is kept
+    arrived   waits for the decoder, and if it is costly for its turn at the declared rate; only the newest is kept
     decoding  in the decoder, one at a time
     decoded   waits for the worker's socket; only the newest is kept
     sent      with the worker
@@ -12,7 +12,7 @@ Rules beyond the protocol:
 - An instruction takes effect once its frame's header is accepted, even if the frame is then superseded or its pixels
   are broken. A different text starts a new epoch.
 - An instruction with more tokens than a slot holds is reverted: the previous one applies again, in a new epoch.
-- Frames get their turns at the declared rate (in_flight.py). A flood of frames ends the session.
+- Frames have their turns at the declared rate, and gaps before (in_flight.py). A flood of frames ends the session.
 - A change of instruction or episode above its rate, or with a frame above the permitted rate, has no effect.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.RingState).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
@@ -169,12 +169,13 @@ class Session:
 
     # Calls for the decoder.
 
-    def start_decoding(self, now_ns: int, *, alone: bool) -> CheckedFrame | None:
+    def start_decoding(self, now_ns: int, *, alone: bool, early: bool = False) -> CheckedFrame | None:
         """The next frame to decode, if one waits, this session's decoder is free and its turn has come.
 
-        alone: no other session is active, so that none has to wait.
+        alone: no other session is active, so that none has to wait. early: it need not wait for its turn here, but with
+        the worker.
         """
-        frame = self._frames.start_decoding(now_ns, alone=alone)
+        frame = self._frames.start_decoding(now_ns, at_once=alone or early)
         self._finish_if_idle()
         return frame
 
@@ -211,7 +212,10 @@ class Session:
                 self.notify("execution", f"{choice.execution.value}: {choice.reason}")
             track.execution = self.answers.begin(track.frame)
         sent, delay_ns = self.answers.sent, self.answers.expected_delay_ns
-        return track.submit(self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns)
+        turn_ns = self.age_limit.turn_ns
+        return track.submit(
+            self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns, turn_ns=turn_ns
+        )
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and from this epoch; otherwise HOLD."""

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from edgeflow.service.sessions.capacity import SECOND_NS, DecodeBudget, DecodeCost, Decoders, prepare_ns
+from edgeflow.service.sessions.capacity import (
+    SECOND_NS,
+    DecodeBudget,
+    DecodeCost,
+    Decoders,
+    EarlyHandling,
+    prepare_ns,
+)
 from edgeflow_client.errors import ResourceExhausted
 from edgeflow_client.types import CameraSpec, ImageFormat
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
@@ -103,6 +110,19 @@ def test_one_session_with_a_huge_load_does_not_block_others():
     made.enter(1, (LARGE,), 100 * MS, made.frame_ns([LARGE]))
     assert made.allowance_ns(1) is None
     assert made.allowance_ns(0) == pytest.approx(SECOND_NS * 56 // 100, rel=0.1)
+
+
+def test_frames_before_their_turn_take_a_twentieth_of_a_processor():
+    made = decoders((SMALL, 50))
+    frame_ns, early, at_once = made.early_ns([SMALL], 0), EarlyHandling(), 0
+    assert made.early_ns([RAW], 0) > made.frame_ns([RAW]) == 0, "raw pixels are copied"
+    for now_ns in range(0, SECOND_NS, MS):
+        ready_ns = early.ready_at_ns(frame_ns, now_ns)
+        if ready_ns is not None and ready_ns <= now_ns:
+            early.spend(frame_ns, now_ns)
+            at_once += 1
+    assert at_once * frame_ns == pytest.approx(SECOND_NS // 20, rel=0.1) and at_once > 20
+    assert early.ready_at_ns(made.early_ns([LARGE], 0), SECOND_NS) is None, "a large picture waits for its turn"
 
 
 def test_one_measurement_counts_at_most_twice_the_estimate():

@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 
 from edgeflow.contract import Chunk, within_limits
+from edgeflow.scheduler.turns import TokenBucket
 from edgeflow.service.observe.health import Health, HealthState
 from edgeflow.service.observe.log import EventLog, LogAnnouncer
 from edgeflow.service.sessions.frames import NoticeEvent, StatusEvent
 from edgeflow.service.sessions.in_flight import Outbox
-from edgeflow.service.sessions.rates import RollingCount, TokenBucket
+from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.robot_clock import SEQ_WINDOW, TOLERANCE_NS, FrameOrder
 from edgeflow.service.status import ServiceStatus
 from edgeflow_client.clock import ManualClock

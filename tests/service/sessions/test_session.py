@@ -9,10 +9,11 @@ import pytest
 
 from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
+from edgeflow.scheduler.turns import BURST
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import LATE_IN_A_ROW
 from edgeflow.service.sessions.frames import INVALID_IN_A_ROW, ActionEvent, End, NoticeEvent, StatusEvent
-from edgeflow.service.sessions.rates import BURST, CHANGES, SECOND_NS
+from edgeflow.service.sessions.rates import CHANGES, SECOND_NS
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
