@@ -24,7 +24,8 @@ from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blending
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, check_address
-from edgeflow_client.connection.link import Link, OutgoingMessages
+from edgeflow_client.connection.link import Link
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics

@@ -10,7 +10,7 @@ from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,

@@ -42,6 +42,8 @@ MODES = {
     pb.MODE_SPECULATIVE: Mode.SPECULATIVE,
     pb.MODE_AUTO: Mode.AUTO,
 }
+RECEIPTS = ("edgeflow-receipts", "1")
+"""Metadata of a stream whose client wants receipts; a service without them ignores it."""
 UNKNOWN_AGE_S = 0.5  # assumed latency if the service sends no forecast
 _UINT32 = (1 << 32) - 1
 _PAIR = 2

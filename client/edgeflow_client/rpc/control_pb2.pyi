@@ -67,16 +67,18 @@ class ClientMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("opened", "action", "frame_status", "notice")
+    __slots__ = ("opened", "action", "frame_status", "notice", "receipt")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     FRAME_STATUS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     action: Action
     frame_status: FrameStatus
     notice: Notice
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., frame_status: _Optional[_Union[FrameStatus, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    receipt: Receipt
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., frame_status: _Optional[_Union[FrameStatus, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Camera(_message.Message):
     __slots__ = ("name", "width", "height", "format")
@@ -221,7 +223,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "receipts")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +237,7 @@ class Opened(_message.Message):
     TOLERANCE_BINS_FIELD_NUMBER: _ClassVar[int]
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     RTC_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -248,7 +251,8 @@ class Opened(_message.Message):
     tolerance_bins: int
     max_passes: int
     rtc: bool
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ...) -> None: ...
+    receipts: bool
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ..., receipts: bool = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -347,6 +351,12 @@ class FrameStatus(_message.Message):
     reason: str
     text: str
     def __init__(self, seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., disposition: _Optional[_Union[Disposition, str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "epoch", "code", "text", "deadline_ms")

@@ -38,6 +38,8 @@ class OpenRequest:
     tolerance_bins: int = 0
     max_passes: int = 0
     """tolerance_bins and max_passes: only with Mode.SPECULATIVE, as in contract.Speculation."""
+    receipts: bool = False
+    """The client wants to know which frames have arrived."""
     front: str = ""
     """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
     policy_cameras: tuple[CameraSpec, ...] = ()

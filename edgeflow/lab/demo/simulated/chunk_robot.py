@@ -13,7 +13,7 @@ from edgeflow.lab.demo.simulated.robot import DelayedAnswers, Send, SimulatedBod
 from edgeflow.lab.demo.world.robot import state_of
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow_client.actions import Action, Directive
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
