@@ -28,6 +28,7 @@ from edgeflow_client.connection.wire import (
 from edgeflow_client.displacement import within_reach
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.flight import Flight, Taken
+from edgeflow_client.pictures import Picture
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -81,7 +82,12 @@ class ClientSession:
         return open_message(self._settings, self._instruction)
 
     def push(
-        self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
+        self,
+        images: Sequence[bytes | Picture],
+        proprio: Sequence[float],
+        pose: Pose | None,
+        instruction: str,
+        stamp_ns: int,
     ) -> int:
         """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
@@ -100,13 +106,13 @@ class ClientSession:
         frame = pb.Frame(
             seq=seq - self._first_seq,
             stamp_ns=stamp_ns,
-            images=[pb.Image(data=image) for image in images],
+            images=[pb.Image(data=image if isinstance(image, bytes) else b"") for image in images],
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
             arrived=self._arrived,
         )
-        replaced = self._outgoing.offer(frame)
+        replaced = self._outgoing.offer(frame, images)
         if replaced:
             self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
         return seq

@@ -26,6 +26,9 @@ class Mode(str, Enum):
 MOST_TOLERANCE_BINS = 2
 
 
+JPEG_QUALITY = 90
+
+
 class ImageFormat(str, Enum):
     """The encoding of an image."""
 
@@ -66,7 +69,13 @@ class CameraSpec:
     height: int
     """Pixels."""
     format: ImageFormat
-    """Encoding on the way."""
+    """Encoding of the images that are passed to `push`."""
+    send: ImageFormat | None = None
+    """What the SDK sends. JPEG: it encodes RGB8 images, which needs edgeflow-client[jpeg]. None = JPEG, but images as
+    they are to a service on the robot's own machine.
+    """
+    quality: int = JPEG_QUALITY
+    """Of the JPEG that the SDK encodes, 1 to 100."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

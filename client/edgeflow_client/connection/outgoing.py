@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from edgeflow_client.clock import Clock, MonotonicClock
+from edgeflow_client.pictures import Picture
 from edgeflow_client.rpc import control_pb2 as pb
 
 FIRST_WINDOW, MOST_UNCONFIRMED = 2, 8
@@ -89,15 +90,19 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
         self._open: pb.Open | None = opening
         self._reset: pb.Reset | None = None
         self._frame: pb.Frame | None = None
+        self._images: Sequence[bytes | Picture] = ()
         self._closing = False
         self._ended = False
         self._clock = clock or MonotonicClock()
         self._window = FrameWindow()
 
-    def offer(self, frame: pb.Frame) -> int:
-        """Replace the waiting frame; returns the number of the replaced one, or 0."""
+    def offer(self, frame: pb.Frame, images: Sequence[bytes | Picture] = ()) -> int:
+        """Replace the waiting frame; returns the number of the replaced one, or 0.
+
+        images: of the frame, whose pictures are encoded when it is sent.
+        """
         with self._changed:
-            replaced, self._frame = self._frame, frame
+            replaced, self._frame, self._images = self._frame, frame, images
             self._changed.notify()
             return replaced.seq if replaced is not None else 0
 
@@ -137,11 +142,15 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
     def __next__(self) -> pb.ClientMessage:
         with self._changed:
             while not self._ended:
-                message = self._take()
+                message, images = self._take(), self._images
                 if message is not None:
-                    return message
+                    break
                 self._changed.wait()
-        raise StopIteration
+            else:
+                raise StopIteration
+        if message.WhichOneof("kind") == "frame":
+            _encode(message.frame, images)
+        return message
 
     def _confirm(self, seq: int) -> None:
         self._window.confirmed(seq, self._clock.now_ns())
@@ -162,3 +171,9 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
             self._ended = True
             return pb.ClientMessage(close=pb.Close())
         return None
+
+
+def _encode(frame: pb.Frame, images: Sequence[bytes | Picture]) -> None:
+    for message, image in zip(frame.images, images, strict=False):
+        if isinstance(image, Picture):
+            message.data = image.encoded()

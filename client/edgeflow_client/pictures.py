@@ -1,0 +1,112 @@
+"""Camera images on the way: JPEG instead of the pixels that the robot passes.
+
+A picture is encoded in the thread that sends it, and only if it is sent: pictures that a newer one replaces cost
+nothing, and `push` copies pixels, no more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edgeflow_client.errors import DependencyError, InvalidArgument
+from edgeflow_client.types import CameraSpec, ImageFormat
+
+MOST_QUALITY = 100
+SUBSAMPLING = "420"  # of colours, as cameras encode
+_INSTALL = "pip install 'edgeflow-client[jpeg]'"
+_log = logging.getLogger("edgeflow_client")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picture:
+    """An RGB image to be sent as JPEG."""
+
+    pixels: bytes
+    """height*width*3 bytes, row by row."""
+    camera: CameraSpec
+
+    def encoded(self) -> bytes:
+        """The JPEG."""
+        camera = self.camera
+        pixels = np.frombuffer(self.pixels, np.uint8).reshape(camera.height, camera.width, 3)
+        data: bytes = _encoder().encode_jpeg(
+            pixels, quality=camera.quality, colorspace="RGB", colorsubsampling=SUBSAMPLING
+        )
+        return data
+
+
+def resolved(cameras: Sequence[CameraSpec], *, local: bool) -> tuple[CameraSpec, ...]:
+    """The cameras with what is sent of each. local: the service is on this machine.
+
+    InvalidArgument names the field of a camera that cannot be sent so, DependencyError a package that is needed.
+    """
+    return tuple(_resolved(camera, f"cameras[{index}]", local) for index, camera in enumerate(cameras))
+
+
+def on_the_wire(cameras: Sequence[CameraSpec]) -> tuple[CameraSpec, ...]:
+    """The cameras as the service sees them."""
+    return tuple(replace(camera, format=camera.send or camera.format) for camera in cameras)
+
+
+def to_send(images: Sequence[bytes], cameras: Sequence[CameraSpec]) -> list[bytes | Picture]:
+    """What is sent of the images of a frame."""
+    return [
+        Picture(image, camera) if camera.send is not camera.format else image
+        for image, camera in zip(images, cameras, strict=True)
+    ]
+
+
+def _resolved(camera: CameraSpec, field: str, local: bool) -> CameraSpec:
+    if not isinstance(camera, CameraSpec) or camera.format not in tuple(ImageFormat):
+        return camera  # rejected where all settings are
+    if type(camera.quality) is not int or not 1 <= camera.quality <= MOST_QUALITY:
+        raise InvalidArgument(
+            f"must be an integer from 1 to {MOST_QUALITY}, got {camera.quality!r}", field=f"{field}.quality"
+        )
+    if camera.format is ImageFormat.JPEG:
+        if camera.send not in (None, ImageFormat.JPEG):
+            raise InvalidArgument("must be jpeg or unset: the images are JPEG already", field=f"{field}.send")
+        return replace(camera, send=ImageFormat.JPEG)
+    if camera.send is not None:
+        return replace(camera, send=_asked(camera.send, field))
+    if local or not _can_encode(camera):
+        return replace(camera, send=ImageFormat.RGB8)
+    return replace(camera, send=ImageFormat.JPEG)
+
+
+def _asked(send: object, field: str) -> ImageFormat:
+    try:
+        asked = ImageFormat(send)
+    except ValueError:
+        raise InvalidArgument(f"must be jpeg, rgb8 or unset, got {send!r}", field=f"{field}.send") from None
+    if asked is ImageFormat.JPEG:
+        _encoder()
+    return asked
+
+
+def _can_encode(camera: CameraSpec) -> bool:
+    """True if JPEG can be encoded; the log says once per client what is missing."""
+    try:
+        _encoder()
+    except DependencyError:
+        _log.warning(
+            "images of camera %r are sent as they are: for JPEG, which takes a tenth of the network, %s",
+            camera.name,
+            _INSTALL,
+        )
+        return False
+    return True
+
+
+def _encoder() -> Any:
+    """The library that encodes JPEG; DependencyError if it is not installed."""
+    try:
+        return importlib.import_module("simplejpeg")
+    except ImportError:
+        raise DependencyError(f"cameras: to send JPEG, {_INSTALL}; or declare send=ImageFormat.RGB8") from None
