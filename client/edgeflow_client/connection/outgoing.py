@@ -15,11 +15,12 @@ from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.pictures import Picture
 from edgeflow_client.rpc import control_pb2 as pb
 
-FIRST_WINDOW, MOST_UNCONFIRMED = 2, 8
+FIRST_WINDOW, MOST_UNCONFIRMED = 4, 8
 SLOW_FACTOR, SLOW_NS = 1.5, 20_000_000  # a round trip beyond the quickest by this factor and time waits in a queue
-SMOOTHING, DRIFT = 4, 64  # round trips over which their mean and the quickest follow
+SMOOTHING, DRIFT = 4, 512  # round trips over which their mean and the quickest follow
 OUTLIER = 4  # times the quickest: the most that one round trip counts
-PROMPT, MOST_PROMPT = 8, 128  # prompt round trips before the window grows
+SEEN = 3  # round trips of a window before it is judged
+PROMPT, MOST_PROMPT = 8, 64  # prompt round trips before the window grows
 
 
 class FrameWindow:
@@ -36,7 +37,8 @@ class FrameWindow:
         self._sent: deque[tuple[int, int]] = deque()
         self._quickest_ns = self._mean_ns = 0.0
         self._filled = False
-        self._prompt, self._patience = 0, PROMPT
+        self._seen = self._prompt = 0
+        self._patience = PROMPT
 
     def limit(self) -> None:
         """Begin to limit: the service confirms frames."""
@@ -66,7 +68,12 @@ class FrameWindow:
         quickest_ns = self._quickest_ns or trip_ns
         trip_ns = min(trip_ns, max(OUTLIER * quickest_ns, quickest_ns + OUTLIER * SLOW_NS))
         self._quickest_ns = min(trip_ns, quickest_ns + (trip_ns - quickest_ns) / DRIFT)
-        self._mean_ns += (trip_ns - self._mean_ns) / SMOOTHING if self._mean_ns else trip_ns
+        if not self._seen or trip_ns <= quickest_ns:  # round trips before say nothing of the link as it is now
+            self._mean_ns = trip_ns
+        self._mean_ns += (trip_ns - self._mean_ns) / SMOOTHING
+        self._seen += 1
+        if self._seen < SEEN:
+            return
         if self._mean_ns > SLOW_FACTOR * self._quickest_ns + SLOW_NS:
             self._resize(max(self.size - 1, 1))
             self._patience = min(2 * self._patience, MOST_PROMPT)
@@ -76,7 +83,7 @@ class FrameWindow:
                 self._resize(min(self.size + 1, MOST_UNCONFIRMED))
 
     def _resize(self, size: int) -> None:
-        self.size, self._prompt, self._filled, self._mean_ns = size, 0, False, 0.0
+        self.size, self._seen, self._prompt, self._filled = size, 0, 0, False
 
 
 class OutgoingMessages(Iterator[pb.ClientMessage]):
