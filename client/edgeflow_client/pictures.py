@@ -1,14 +1,14 @@
-"""Camera images on the way: JPEG instead of the pixels that the robot passes.
+"""Camera images on the way: smaller ones, and JPEG, instead of the pixels that the robot passes.
 
-A picture is encoded in the thread that sends it, and only if it is sent: pictures that a newer one replaces cost
-nothing, and `push` copies pixels, no more.
+A picture is shrunk and encoded in the thread that sends it, and only if it is sent: pictures that a newer one replaces
+cost nothing, and `push` copies pixels, no more.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,26 +19,39 @@ from edgeflow_client.types import CameraSpec, ImageFormat
 
 MOST_QUALITY = 100
 SUBSAMPLING = "420"  # of colours, as cameras encode
-_INSTALL = "pip install 'edgeflow-client[jpeg]'"
+ENCODER = "simplejpeg"
+_INSTALL = "pip install 'edgeflow-client[images]'"
 _log = logging.getLogger("edgeflow_client")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """An RGB image to be sent as JPEG."""
+    """An RGB image that is shrunk or encoded before it is sent."""
 
     pixels: bytes
     """height*width*3 bytes, row by row."""
     camera: CameraSpec
+    size: tuple[int, int] | None = None
+    """Width and height to shrink it to; None = as it is."""
 
     def encoded(self) -> bytes:
-        """The JPEG."""
+        """The bytes to send."""
         camera = self.camera
         pixels = np.frombuffer(self.pixels, np.uint8).reshape(camera.height, camera.width, 3)
-        data: bytes = _encoder().encode_jpeg(
+        if self.size not in (None, (camera.width, camera.height)):
+            images = _needed("PIL.Image")
+            pixels = np.asarray(images.fromarray(pixels).resize(self.size, images.Resampling.BILINEAR))
+        if camera.send is not ImageFormat.JPEG:
+            return pixels.tobytes()
+        data: bytes = _needed(ENCODER).encode_jpeg(
             pixels, quality=camera.quality, colorspace="RGB", colorsubsampling=SUBSAMPLING
         )
         return data
+
+
+def shrunk(image: bytes | Picture, sizes: Mapping[str, tuple[int, int]]) -> bytes | Picture:
+    """An image, to be shrunk to its camera's size among these."""
+    return replace(image, size=sizes.get(image.camera.name)) if isinstance(image, Picture) else image
 
 
 def resolved(cameras: Sequence[CameraSpec], *, local: bool) -> tuple[CameraSpec, ...]:
@@ -57,7 +70,7 @@ def on_the_wire(cameras: Sequence[CameraSpec]) -> tuple[CameraSpec, ...]:
 def to_send(images: Sequence[bytes], cameras: Sequence[CameraSpec]) -> list[bytes | Picture]:
     """What is sent of the images of a frame."""
     return [
-        Picture(image, camera) if camera.send is not camera.format else image
+        Picture(image, camera) if camera.resize or camera.send is not camera.format else image
         for image, camera in zip(images, cameras, strict=True)
     ]
 
@@ -69,6 +82,10 @@ def _resolved(camera: CameraSpec, field: str, local: bool) -> CameraSpec:
         raise InvalidArgument(
             f"must be an integer from 1 to {MOST_QUALITY}, got {camera.quality!r}", field=f"{field}.quality"
         )
+    if camera.resize:
+        if camera.format is not ImageFormat.RGB8:
+            raise InvalidArgument("needs RGB8 images", field=f"{field}.resize")
+        _needed("PIL.Image")
     if camera.format is ImageFormat.JPEG:
         if camera.send not in (None, ImageFormat.JPEG):
             raise InvalidArgument("must be jpeg or unset: the images are JPEG already", field=f"{field}.send")
@@ -86,14 +103,14 @@ def _asked(send: object, field: str) -> ImageFormat:
     except ValueError:
         raise InvalidArgument(f"must be jpeg, rgb8 or unset, got {send!r}", field=f"{field}.send") from None
     if asked is ImageFormat.JPEG:
-        _encoder()
+        _needed(ENCODER)
     return asked
 
 
 def _can_encode(camera: CameraSpec) -> bool:
     """True if JPEG can be encoded; the log says once per client what is missing."""
     try:
-        _encoder()
+        _needed(ENCODER)
     except DependencyError:
         _log.warning(
             "images of camera %r are sent as they are: for JPEG, which takes a tenth of the network, %s",
@@ -104,9 +121,12 @@ def _can_encode(camera: CameraSpec) -> bool:
     return True
 
 
-def _encoder() -> Any:
-    """The library that encodes JPEG; DependencyError if it is not installed."""
+def _needed(library: str) -> Any:
+    """A library that not every robot has; DependencyError if it is not installed."""
     try:
-        return importlib.import_module("simplejpeg")
+        return importlib.import_module(library)
     except ImportError:
-        raise DependencyError(f"cameras: to send JPEG, {_INSTALL}; or declare send=ImageFormat.RGB8") from None
+        wanted = "send JPEG" if library == ENCODER else "resize images"
+        raise DependencyError(
+            f"cameras: to {wanted}, {_INSTALL}; or declare send=ImageFormat.RGB8 and no resize"
+        ) from None

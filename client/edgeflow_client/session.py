@@ -18,6 +18,7 @@ from edgeflow_client.connection.wire import (
     SessionSettings,
     age_limit_ns,
     check_rtc,
+    check_sizes,
     check_text,
     open_message,
     opened_of,
@@ -28,7 +29,7 @@ from edgeflow_client.connection.wire import (
 from edgeflow_client.displacement import within_reach
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.flight import Flight, Taken
-from edgeflow_client.pictures import Picture
+from edgeflow_client.pictures import Picture, shrunk
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -112,7 +113,8 @@ class ClientSession:
             playing=playing,
             arrived=self._arrived,
         )
-        replaced = self._outgoing.offer(frame, images)
+        sizes = self.opened.sizes if self.opened is not None else {}
+        replaced = self._outgoing.offer(frame, [shrunk(image, sizes) for image in images] if sizes else images)
         if replaced:
             self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
         return seq
@@ -153,6 +155,7 @@ class ClientSession:
         self._aging.check(opened.schema)
         self._warn_undecided(opened.schema)
         check_rtc(self._settings, opened)
+        check_sizes(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1

@@ -71,11 +71,13 @@ class CameraSpec:
     format: ImageFormat
     """Encoding of the images that are passed to `push`."""
     send: ImageFormat | None = None
-    """What the SDK sends. JPEG: it encodes RGB8 images, which needs edgeflow-client[jpeg]. None = JPEG, but images as
+    """What the SDK sends. JPEG: it encodes RGB8 images, which needs edgeflow-client[images]. None = JPEG, but images as
     they are to a service on the robot's own machine.
     """
     quality: int = JPEG_QUALITY
     """Of the JPEG that the SDK encodes, 1 to 100."""
+    resize: bool = False
+    """The SDK shrinks RGB8 images to what the policy takes, in proportion, before it sends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

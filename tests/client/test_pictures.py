@@ -11,12 +11,12 @@ import pytest
 import simplejpeg
 
 from edgeflow_client.connection.credentials import is_local
-from edgeflow_client.errors import DependencyError, InvalidArgument
+from edgeflow_client.errors import DependencyError, EdgeflowError, InvalidArgument
 from edgeflow_client.pictures import Picture, on_the_wire, resolved
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat
-from tests.client.scripted import answer_all
+from tests.client.scripted import Left, Talk, answer_all, opened
 
 JPEG, RGB8 = ImageFormat.JPEG, ImageFormat.RGB8
 RAW = CameraSpec("wrist", 64, 48, RGB8)
@@ -61,6 +61,7 @@ def test_images_that_are_jpeg_already_stay_as_they_are():
         ({"send": "png"}, "cameras[0].send"),
         ({"send": True}, "cameras[0].send"),
         ({"format": JPEG, "send": RGB8}, "cameras[0].send"),
+        ({"format": JPEG, "resize": True}, "cameras[0].resize"),
         ({"quality": 0}, "cameras[0].quality"),
         ({"quality": 101}, "cameras[0].quality"),
         ({"quality": 85.0}, "cameras[0].quality"),
@@ -78,7 +79,7 @@ def test_without_the_encoder_images_are_sent_as_they_are_unless_jpeg_is_asked_fo
 
     monkeypatch.setattr(importlib, "import_module", missing)
     assert resolved([RAW], local=False)[0].send is RGB8
-    assert "edgeflow-client[jpeg]" in caplog.text
+    assert "edgeflow-client[images]" in caplog.text
     with pytest.raises(DependencyError, match="pip install"):
         resolved([replace(RAW, send=JPEG)], local=True)
 
@@ -110,3 +111,34 @@ def test_a_picture_is_encoded_where_it_is_sent_and_only_if_it_is(serve, connect,
 def test_a_lower_quality_takes_fewer_bytes():
     sizes = [len(Picture(PICTURE.tobytes(), replace(RAW, quality=quality)).encoded()) for quality in (95, 75, 30)]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_images_are_shrunk_to_what_the_service_says(serve, connect, eventually):
+    def wanting(width: int, height: int):
+        def script(talk: Talk) -> None:
+            message = talk.hear()
+            if message is None:
+                raise Left
+            (camera,) = message.open.cameras
+            assert camera.resize
+            answer = opened()
+            answer.cameras.add(name=camera.name, width=width, height=height)
+            talk.valid_for_ms = 100
+            talk.say(opened=answer)
+            for frame in talk.frames():
+                talk.act(frame)
+
+        return script
+
+    server = serve(wanting(32, 24))
+    with connect(server, cameras=[replace(RAW, resize=True)]) as client:
+        client.push(PICTURE)
+        eventually(lambda: client.statistics().actions == 1)
+        server.heard.get(timeout=60)
+        (image,) = server.heard.get(timeout=60).frame.images
+    shrunk = np.frombuffer(image.data, np.uint8).reshape(24, 32, 3)
+    means = PICTURE.reshape(24, 2, 32, 2, 3).mean(axis=(1, 3))
+    assert np.abs(shrunk - means)[1:-1, 1:-1].max() <= 2
+    larger = connect(serve(wanting(65, 48)), cameras=[replace(RAW, resize=True)], open_timeout_s=1)
+    with pytest.raises(EdgeflowError, match="65x48"), larger:
+        pass

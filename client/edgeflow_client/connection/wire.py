@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,8 @@ class Opened:
     """The most passes of a frame, as served; 0 if frames do not draft their tokens."""
     rtc: bool = False
     """Answers continue the chunk in execution."""
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Width and height to which the images of cameras with `resize` are shrunk, by name."""
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -121,6 +123,17 @@ def check_rtc(settings: SessionSettings, opened: Opened) -> None:
         raise FailedPrecondition(
             "this policy does not continue chunks: leave rtc unset", field="rtc", reason=Reason.RTC_UNAVAILABLE
         )
+
+
+def check_sizes(settings: SessionSettings, opened: Opened) -> None:
+    """Raise FailedPrecondition unless images of cameras with `resize` are only shrunk."""
+    for camera in settings.cameras:
+        width, height = opened.sizes.get(camera.name, (0, 0))
+        if camera.resize and not (0 < width <= camera.width and 0 < height <= camera.height):
+            raise FailedPrecondition(
+                f"cannot shrink images of {camera.name!r} from {camera.width}x{camera.height} to {width}x{height}",
+                field="opened.cameras",
+            )
 
 
 def check_text(instruction: object) -> None:
@@ -165,6 +178,7 @@ def opened_of(message: pb.Opened) -> Opened:
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
         rtc=message.rtc,
+        sizes={camera.name: (camera.width, camera.height) for camera in message.cameras},
     )
 
 
@@ -271,7 +285,13 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     message = pb.Open(
         model=settings.model,
         cameras=[
-            pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
+            pb.Camera(
+                name=camera.name,
+                width=camera.width,
+                height=camera.height,
+                format=_FORMATS[camera.format],
+                resize=camera.resize,
+            )
             for camera in settings.cameras
         ],
         instruction=instruction,

@@ -81,16 +81,18 @@ class ServerMessage(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., frame_status: _Optional[_Union[FrameStatus, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Camera(_message.Message):
-    __slots__ = ("name", "width", "height", "format")
+    __slots__ = ("name", "width", "height", "format", "resize")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     width: int
     height: int
     format: ImageFormat
-    def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ...) -> None: ...
+    resize: bool
+    def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ..., resize: bool = ...) -> None: ...
 
 class StateVector(_message.Message):
     __slots__ = ("name", "size", "elements", "units")
@@ -223,7 +225,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "receipts")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "rtc", "receipts", "cameras")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +240,7 @@ class Opened(_message.Message):
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     RTC_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -252,7 +255,8 @@ class Opened(_message.Message):
     max_passes: int
     rtc: bool
     receipts: bool
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ..., receipts: bool = ...) -> None: ...
+    cameras: _containers.RepeatedCompositeFieldContainer[Camera]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., rtc: bool = ..., receipts: bool = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")

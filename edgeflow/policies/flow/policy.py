@@ -188,7 +188,8 @@ def inputs_of(checkpoint: FlowCheckpoint[Any]) -> PolicyInputs:
         elements=tuple(settings.state_names),
         units=tuple(settings.state_units),
     )
-    return PolicyInputs(cameras=tuple(CameraNeed(name=sources[name]) for name in names), state=(state,))
+    cameras = tuple(CameraNeed(name=sources[name], side=config.side) for name in names)
+    return PolicyInputs(cameras=cameras, state=(state,))
 
 
 class DenoisingPolicy:

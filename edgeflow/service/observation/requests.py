@@ -80,7 +80,9 @@ class CheckedFrame:
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
     """The request with the policy's cameras and state values; errors as in `find_inputs`."""
     cameras, numbers = find_inputs(request.cameras, request.state, inputs, names)
-    return replace(request, policy_cameras=cameras, policy_numbers=numbers)
+    resized = {each.name: each for each in cameras}
+    sent = tuple(resized.get(each.name, each) for each in request.cameras)
+    return replace(request, cameras=sent, policy_cameras=cameras, policy_numbers=numbers)
 
 
 def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:

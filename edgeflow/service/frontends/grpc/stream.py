@@ -99,8 +99,7 @@ class StreamCall:
             runner.plan,
             model=self._plane.config.alias,
             valid_for_ms=session.valid_for_ms,
-            rtc=session.request.rtc,
-            receipts=session.request.receipts,
+            request=session.request,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:
@@ -246,8 +245,7 @@ def opened_message(
     *,
     model: str,
     valid_for_ms: int,
-    rtc: bool,
-    receipts: bool = False,
+    request: OpenRequest,
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
     speculation = plan.pace.speculation
@@ -265,8 +263,13 @@ def opened_message(
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
-            rtc=rtc,
-            receipts=receipts,
+            rtc=request.rtc,
+            receipts=request.receipts,
+            cameras=[
+                pb.Camera(name=each.name, width=each.width, height=each.height)
+                for each in request.cameras
+                if each.resize
+            ],
         )
     )
 
