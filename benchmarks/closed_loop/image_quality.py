@@ -1,10 +1,10 @@
-"""What JPEG and resizing of the camera's images cost in success: the embedded policy in closed loop, in simulated time.
+"""The cost of JPEG and of resizing images, in success: the embedded policy in closed loop, in simulated time.
 
     .venv/bin/python -m benchmarks.closed_loop.image_quality --json FILE
 
 The same episodes for every way of sending, still objects and objects at 5 cm/s, with the encoder and the resizing of
 the SDK. Images have the 96 x 96 pixels that the policy was trained with, or are taken with 384 x 384 and shrunk by the
-SDK. Beside success: bytes per image, and what a 640 x 480 image takes to encode on this machine.
+SDK. Beside success: bytes per image, and the time that a 640 x 480 image takes to encode on this machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SentImages:
     side: int = POLICY_SIZE
     """Pixels per side of the camera's images; the SDK shrinks larger ones to the policy's."""
     quality: int = 0
-    """Of JPEG; 0 = raw."""
+    """Quality of the JPEG; 0 = raw."""
 
 
 WAYS = (

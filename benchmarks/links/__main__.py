@@ -2,7 +2,7 @@
 
     .venv/bin/python -m benchmarks.links --json FILE
 
-Service and robots run in network namespaces of their own, joined by TUN devices and a forwarder that delays, drops and
+Service and robots run in separate network namespaces, joined by TUN devices and a forwarder that delays, drops and
 stalls packets (benchmarks/links/model.py has the links), so that the kernel's TCP reacts as on a real link. Needs root
 or user namespaces, and /dev/net/tun.
 """

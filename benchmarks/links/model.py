@@ -48,8 +48,8 @@ def wifi_trace(random: Random, seconds: float = WIFI_S) -> tuple[LinkState, ...]
     """A trace of a Wi-Fi link at its edge: a model, not a recording.
 
     A chain of Gilbert and Elliott: good states of 3 s on average (3 ms, 40 Mbit/s) and bad ones of 0.6 s (10 ms, up to
-    15 ms more, 3 % loss, 4 Mbit/s). Every other bad state ends with a stall of 50 to 400 ms, as of a robot that changes
-    to another access point.
+    15 ms more, 3 % loss, 4 Mbit/s). Every other bad state ends with a stall of 50 to 400 ms, as when a robot changes to
+    another access point.
     """
     states: list[LinkState] = []
     while sum(state.for_ms for state in states) < 1000 * seconds:

@@ -25,7 +25,7 @@ MTU, QUEUE = 1500, 5000
 
 
 def enter() -> None:
-    """Run this command again in a network namespace of its own, unless it runs in one."""
+    """Run this command again in its own network namespace, unless it runs in one."""
     if INSIDE in os.environ:
         return
     user = [] if os.geteuid() == 0 else ["--map-root-user"]

@@ -1,4 +1,4 @@
-"""A robot at the far end of an emulated link, in a process of its own; prints its figures as JSON.
+"""A robot at the far end of an emulated link, in its own process; prints its figures as JSON.
 
     python -m benchmarks.links.robot ADDRESS --send jpeg --seconds 20
     python -m benchmarks.links.robot ADDRESS --send jpeg --episodes 10

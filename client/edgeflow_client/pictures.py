@@ -6,7 +6,6 @@ cost nothing, and `push` copies pixels, no more.
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +18,7 @@ from edgeflow_client.types import CameraSpec, ImageFormat
 
 MOST_QUALITY = 100
 SUBSAMPLING = "420"  # of colours, as cameras encode
-ENCODER = "simplejpeg"
-_INSTALL = "pip install 'edgeflow-client[images]'"
+_INSTALL = "install edgeflow-client with its extra `images`"
 _log = logging.getLogger("edgeflow_client")
 
 
@@ -39,11 +37,11 @@ class Picture:
         camera = self.camera
         pixels = np.frombuffer(self.pixels, np.uint8).reshape(camera.height, camera.width, 3)
         if self.size not in (None, (camera.width, camera.height)):
-            images = _needed("PIL.Image")
+            images = _resizer()
             pixels = np.asarray(images.fromarray(pixels).resize(self.size, images.Resampling.BILINEAR))
         if camera.send is not ImageFormat.JPEG:
             return pixels.tobytes()
-        data: bytes = _needed(ENCODER).encode_jpeg(
+        data: bytes = _encoder().encode_jpeg(
             pixels, quality=camera.quality, colorspace="RGB", colorsubsampling=SUBSAMPLING
         )
         return data
@@ -68,7 +66,7 @@ def on_the_wire(cameras: Sequence[CameraSpec]) -> tuple[CameraSpec, ...]:
 
 
 def to_send(images: Sequence[bytes], cameras: Sequence[CameraSpec]) -> list[bytes | Picture]:
-    """What is sent of the images of a frame."""
+    """The images of a frame as they are sent."""
     return [
         Picture(image, camera) if camera.resize or camera.send is not camera.format else image
         for image, camera in zip(images, cameras, strict=True)
@@ -85,7 +83,7 @@ def _resolved(camera: CameraSpec, field: str, local: bool) -> CameraSpec:
     if camera.resize:
         if camera.format is not ImageFormat.RGB8:
             raise InvalidArgument("needs RGB8 images", field=f"{field}.resize")
-        _needed("PIL.Image")
+        _resizer()
     if camera.format is ImageFormat.JPEG:
         if camera.send not in (None, ImageFormat.JPEG):
             raise InvalidArgument("must be jpeg or unset: the images are JPEG already", field=f"{field}.send")
@@ -103,14 +101,14 @@ def _asked(send: object, field: str) -> ImageFormat:
     except ValueError:
         raise InvalidArgument(f"must be jpeg, rgb8 or unset, got {send!r}", field=f"{field}.send") from None
     if asked is ImageFormat.JPEG:
-        _needed(ENCODER)
+        _encoder()
     return asked
 
 
 def _can_encode(camera: CameraSpec) -> bool:
     """True if JPEG can be encoded; the log says once per client what is missing."""
     try:
-        _needed(ENCODER)
+        _encoder()
     except DependencyError:
         _log.warning(
             "images of camera %r are sent as they are: for JPEG, which takes a tenth of the network, %s",
@@ -121,12 +119,19 @@ def _can_encode(camera: CameraSpec) -> bool:
     return True
 
 
-def _needed(library: str) -> Any:
-    """A library that not every robot has; DependencyError if it is not installed."""
+def _encoder() -> Any:
+    """The library that encodes JPEG; DependencyError if it is not installed."""
     try:
-        return importlib.import_module(library)
+        import simplejpeg
     except ImportError:
-        wanted = "send JPEG" if library == ENCODER else "resize images"
-        raise DependencyError(
-            f"cameras: to {wanted}, {_INSTALL}; or declare send=ImageFormat.RGB8 and no resize"
-        ) from None
+        raise DependencyError(f"cameras: to send JPEG, {_INSTALL}, or declare send=ImageFormat.RGB8") from None
+    return simplejpeg
+
+
+def _resizer() -> Any:
+    """The module that resizes images; DependencyError if it is not installed."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DependencyError(f"cameras: to resize images, {_INSTALL}, or leave resize unset") from None
+    return Image

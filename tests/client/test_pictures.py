@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 import threading
 from dataclasses import replace
 
@@ -74,14 +74,13 @@ def test_a_wrong_setting_is_named(changes, field):
 
 
 def test_without_the_encoder_images_are_sent_as_they_are_unless_jpeg_is_asked_for(monkeypatch, caplog):
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
     assert resolved([RAW], local=False)[0].send is RGB8
-    assert "edgeflow-client[images]" in caplog.text
-    with pytest.raises(DependencyError, match="pip install"):
-        resolved([replace(RAW, send=JPEG)], local=True)
+    assert "extra `images`" in caplog.text
+    for asked in ({"send": JPEG}, {"resize": True}):
+        with pytest.raises(DependencyError, match="extra `images`"):
+            resolved([replace(RAW, **asked)], local=True)
 
 
 def test_a_picture_is_encoded_where_it_is_sent_and_only_if_it_is(serve, connect, eventually, monkeypatch):

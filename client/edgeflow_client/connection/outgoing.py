@@ -1,4 +1,4 @@
-"""What a stream sends: the messages of a session in order, and few frames on the way at a time.
+"""The messages that a stream sends: those of a session in order, and few frames on the way at a time.
 
 gRPC and the kernel take as many bytes as their buffers hold, also while nothing leaves them. So a frame is sent only
 while few frames before it are unconfirmed (`FrameWindow`). Others wait here, where a newer one replaces them: after a

@@ -107,7 +107,7 @@ class Observers(SessionObserver):
             each.observed(frame)
 
     def sent(self, session: int, event: Event) -> None:
-        """Report an event with `answered` or `notified`; a receipt is no news."""
+        """Report an event with `answered` or `notified`; receipts are left out."""
         if isinstance(event, ReceiptEvent):
             return
         if isinstance(event, ActionEvent) and event.command is Command.ACT:
