@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.closed_loop.image_quality --json FILE
 
 The same episodes for every way of sending, still objects and objects at 5 cm/s, with the encoder and the resizing of
-the SDK. Images have the 96 x 96 pixels that the policy was trained with, or are taken with 384 x 384 and shrunk by the
+the SDK. Images have the 96 x 96 pixels that the policy was trained with, or are taken with 192 x 192 and shrunk by the
 SDK. Beside success: bytes per image, and the time that a 640 x 480 image takes to encode on this machine.
 """
 
@@ -36,7 +36,7 @@ from edgeflow_client.types import CameraSpec, ImageFormat
 
 SPEEDS = (0.0, 0.05)  # m/s
 QUALITIES = (50, 75, 85, 90, 95)
-LARGE = 384  # pixels per side of a camera whose images are shrunk
+LARGE = 192  # pixels per side of a camera whose images are shrunk
 ENCODED, ENCODED_TIMES = (640, 480), 200
 
 
