@@ -59,6 +59,8 @@ class CameraNeed:
     """Pixels per row; 0 = any width."""
     height: int = 0
     """Rows of pixels; 0 = any height."""
+    side: int = 0
+    """Shorter side, in pixels, to which the policy shrinks images of any size; 0 = not stated."""
     named: bool = True
     """The name comes from the checkpoint. False = it is the robot's first camera under any name, or the one that the
     configuration names.

@@ -37,6 +37,7 @@ SHOWN = {
         ("closed-loop-figures-cpu", "its distributions", "closed_loop"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
         ("flow-closed-loop-cpu", "a flow policy: execution of chunks, and modes", "closed_loop.flow"),
+        ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
             "metaworld-cpu",
             "look-ahead at the ages of each mode, ten Meta-World tasks",
@@ -54,6 +55,7 @@ SHOWN = {
         ("service-overhead-recorded-cpu", "overhead per frame, recorded images", "service_overhead --images DIR"),
         ("wide-frames-cpu", "frames of three cameras", "wide_frames --images DIR"),
         ("overload-cpu", "ten times more frames than can be served", "overload"),
+        ("links-cpu", "robots over emulated links", "links"),
         ("act-latency-cpu", "one action over HTTP", "act_latency URL --count 300"),
     ),
     "front-ends": (

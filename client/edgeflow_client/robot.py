@@ -23,12 +23,14 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blending
 from edgeflow_client.clock import Clock, MonotonicClock
-from edgeflow_client.connection.credentials import Credentials, check_address
-from edgeflow_client.connection.link import Link, OutgoingMessages
+from edgeflow_client.connection.credentials import Credentials, check_address, is_local
+from edgeflow_client.connection.link import Link
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics
 from edgeflow_client.observation import Images, State, encode_images, encode_state
+from edgeflow_client.pictures import on_the_wire, resolved, to_send
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_distance
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
@@ -99,9 +101,11 @@ class RobotClient:
         execution: Execution = Execution.AUTO,
         max_distance_m: float = MAX_DISTANCE_M,
     ) -> None:
+        check_address(address)
         self._aging = aging or DEFAULT
+        self._cameras = resolved(_listed(cameras, "cameras"), local=is_local(address))
         self._settings = SessionSettings(
-            cameras=_listed(cameras, "cameras"),
+            cameras=on_the_wire(self._cameras),
             control_period_s=control_period_s,
             mode=mode,
             max_action_age_s=max_action_age_s,
@@ -113,7 +117,6 @@ class RobotClient:
             state=_listed(state, "state"),
             execution=execution,
         )
-        check_address(address)
         check_text(instruction)
         open_message(self._settings, instruction)  # raises here for settings that cannot be sent later
         if not resume_within_s >= 0.0:
@@ -206,7 +209,7 @@ class RobotClient:
         captured_ns is not within the last 60 s, and the service's error if it rejected the session after a lost stream.
         """
         stamp_ns = self._captured_ns() if captured_ns is None else captured_ns
-        data = encode_images(images, self._settings.cameras)
+        data = to_send(encode_images(images, self._cameras), self._cameras)
         numbers = encode_state(state, proprio, self._settings.state)
         with self._changed:
             seq = self._session.push(data, numbers, pose, instruction or "", stamp_ns)

@@ -10,7 +10,7 @@ from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
@@ -18,6 +18,7 @@ from edgeflow_client.connection.wire import (
     Opened,
     SessionSettings,
     age_limit_ns,
+    check_sizes,
     check_text,
     open_message,
     opened_of,
@@ -29,6 +30,7 @@ from edgeflow_client.connection.wire import (
 from edgeflow_client.displacement import within_reach
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.flight import Flight, Taken
+from edgeflow_client.pictures import Picture, shrunk
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -83,7 +85,12 @@ class ClientSession:
         return open_message(self._settings, self._instruction)
 
     def push(
-        self, images: Sequence[bytes], proprio: Sequence[float], pose: Pose | None, instruction: str, stamp_ns: int
+        self,
+        images: Sequence[bytes | Picture],
+        proprio: Sequence[float],
+        pose: Pose | None,
+        instruction: str,
+        stamp_ns: int,
     ) -> int:
         """Queue the newest frame and return its number; an empty instruction keeps the current one."""
         self._check_usable()
@@ -102,14 +109,15 @@ class ClientSession:
         frame = pb.Frame(
             seq=seq - self._first_seq,
             stamp_ns=stamp_ns,
-            images=[pb.Image(data=image) for image in images],
+            images=[pb.Image(data=image if isinstance(image, bytes) else b"") for image in images],
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
             arrived=self._arrived,
             resting=self._watchdog.plays.rests_at(stamp_ns),
         )
-        replaced = self._outgoing.offer(frame)
+        sizes = self.opened.sizes if self.opened is not None else {}
+        replaced = self._outgoing.offer(frame, [shrunk(image, sizes) for image in images] if sizes else images)
         if replaced:
             self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
         return seq
@@ -149,6 +157,7 @@ class ClientSession:
         opened = opened_of(message)
         self._aging.check(opened.schema)
         self._warn_undecided(opened.schema)
+        check_sizes(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1

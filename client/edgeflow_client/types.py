@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 
@@ -40,6 +40,9 @@ class Execution(str, Enum):
 
 
 MOST_TOLERANCE_BINS = 2
+
+
+JPEG_QUALITY = 90
 
 
 class ImageFormat(str, Enum):
@@ -82,7 +85,18 @@ class CameraSpec:
     height: int
     """Pixels."""
     format: ImageFormat
-    """Encoding on the way."""
+    """Encoding of the images that are passed to `push`."""
+    _: KW_ONLY
+    send: ImageFormat | None = None
+    """Encoding on the way. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
+    `images`. None = JPEG, but images as they are to a service on the robot's own machine.
+    """
+    quality: int = JPEG_QUALITY
+    """Quality of the JPEG that the SDK encodes, 1 to 100."""
+    resize: bool = False
+    """The SDK shrinks RGB8 images to what the policy takes, in proportion, before it sends them; needs pillow, of the
+    same extra.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import TypeVar
 
@@ -124,6 +124,19 @@ def find_inputs(
     return _Cameras(inputs.cameras, cameras, names).matched(), _State(inputs.state, state, names).matched()
 
 
+def shrunk(camera: CameraSpec, need: CameraNeed) -> CameraSpec:
+    """The camera with the size to which its robot shrinks images, in proportion: the size that the policy takes, or the
+    smallest one that has all the pixels that it computes with. Images are never enlarged.
+    """
+    short = min(camera.width, camera.height)
+    width, height = need.width, need.height
+    if not (width or height) and 0 < need.side < short:
+        width, height = (round(length * need.side / short) for length in (camera.width, camera.height))
+    elif width * camera.height != height * camera.width or not 0 < width < camera.width:
+        return camera
+    return replace(camera, width=width, height=height)
+
+
 class _Cameras:
     """The policy's cameras among the robot's."""
 
@@ -154,6 +167,8 @@ class _Cameras:
             text = f"no camera is {configured!r}, configured as" if configured else "no camera is"
             text = f"{text} the policy's {need.name!r}" if self._sent else "no image came"
             raise self._rejection(text, Reason.INPUT_MISSING, self._hint(need))
+        if camera.resize:
+            camera = shrunk(camera, need)
         if (need.width or camera.width, need.height or camera.height) != (camera.width, camera.height):
             text = f"camera {camera.name!r} is {camera.width}x{camera.height}; the policy takes {need_text(need)}"
             raise self._rejection(text, Reason.INPUT_SIZE)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgeflow_client.blending import LATEST, Blending, TemporalEnsemble, Weighted
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import FailedPrecondition, Unavailable
 from edgeflow_client.pose import identity

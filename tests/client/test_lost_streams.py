@@ -6,7 +6,8 @@ import grpc
 import pytest
 
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import Link, OutgoingMessages
+from edgeflow_client.connection.link import Link
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession

@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from edgeflow_client.connection.credentials import check_address
-from edgeflow_client.connection.link import LONGEST_S, SHORTEST_S, Backoff, OutgoingMessages
+from edgeflow_client.connection.link import LONGEST_S, SHORTEST_S, Backoff
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import age_limit_ns, error_of, open_message, opened_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, ResourceExhausted
 from edgeflow_client.observation import encode_images

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, Unavailable
 from edgeflow_client.pose import Pose, identity
 from edgeflow_client.rpc import control_pb2 as pb

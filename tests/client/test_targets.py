@@ -12,7 +12,7 @@ from edgeflow_client.actions import Directive
 from edgeflow_client.aging import Aging
 from edgeflow_client.blending import Latest, TemporalEnsemble, Weighted
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.pose import LONGEST_M, Pose, from_rotvec
 from edgeflow_client.rpc import control_pb2 as pb

@@ -88,6 +88,11 @@ def channel(
     return library.secure_channel(address, transport, options=options)
 
 
+def is_local(address: str) -> bool:
+    """True if an address is on this machine: of loopback, or a Unix socket."""
+    return address.startswith(("unix:", "unix-abstract:")) or _is_loopback(address.partition(":///")[2] or address)
+
+
 def _is_loopback(address: str) -> bool:
     host = address.rpartition(":")[0].strip("[]")
     try:

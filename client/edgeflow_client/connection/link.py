@@ -18,7 +18,8 @@ import grpc
 
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.credentials import Credentials, channel
-from edgeflow_client.connection.wire import error_of
+from edgeflow_client.connection.outgoing import OutgoingMessages
+from edgeflow_client.connection.wire import RECEIPTS, error_of
 from edgeflow_client.errors import EdgeflowError, InvalidArgument, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -73,72 +74,6 @@ class Incidents:
                 self._last = said
                 _log.error("unexpected %s in %s", name, self._where, exc_info=error)
         return EdgeflowError(f"unexpected {name} in {self._where}; the log has its traceback")
-
-
-class OutgoingMessages(Iterator[pb.ClientMessage]):
-    """Messages in the order Open, Reset, frame, Close. gRPC takes the next one once the last one is written.
-
-    Offering never waits: a frame that was not taken yet is replaced.
-    """
-
-    def __init__(self, opening: pb.Open) -> None:
-        self._changed = threading.Condition()
-        self._open: pb.Open | None = opening
-        self._reset: pb.Reset | None = None
-        self._frame: pb.Frame | None = None
-        self._closing = False
-        self._ended = False
-
-    def offer(self, frame: pb.Frame) -> int:
-        """Replace the waiting frame; returns the number of the replaced one, or 0."""
-        with self._changed:
-            replaced, self._frame = self._frame, frame
-            self._changed.notify()
-            return replaced.seq if replaced is not None else 0
-
-    def reset(self, instruction: str) -> int:
-        """Start a new episode; returns the number of the frame withdrawn for it, or 0."""
-        with self._changed:
-            withdrawn, self._frame = self._frame, None
-            self._reset = pb.Reset(instruction=instruction)
-            self._changed.notify()
-            return withdrawn.seq if withdrawn is not None else 0
-
-    def close(self) -> None:
-        """Send the waiting messages and Close, then end."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-
-    def end(self) -> None:
-        """End at once: the stream is gone."""
-        with self._changed:
-            self._ended = True
-            self._changed.notify()
-
-    def __next__(self) -> pb.ClientMessage:
-        with self._changed:
-            while not self._ended:
-                message = self._take()
-                if message is not None:
-                    return message
-                self._changed.wait()
-        raise StopIteration
-
-    def _take(self) -> pb.ClientMessage | None:
-        if self._open is not None:
-            opening, self._open = self._open, None
-            return pb.ClientMessage(open=opening)
-        if self._reset is not None:
-            reset, self._reset = self._reset, None
-            return pb.ClientMessage(reset=reset)
-        if self._frame is not None:
-            frame, self._frame = self._frame, None
-            return pb.ClientMessage(frame=frame)
-        if self._closing:
-            self._ended = True
-            return pb.ClientMessage(close=pb.Close())
-        return None
 
 
 class LinkListener(Protocol):
@@ -246,14 +181,14 @@ class Link:
         self._opened = self._given_up = False
         self._unwritable = None
         self._heard_ns = self._clock.now_ns()
-        outgoing = self._outgoing = OutgoingMessages(self._opening())
+        outgoing = self._outgoing = OutgoingMessages(self._opening(), self._clock)
         try:
             opened = channel(self._address, self._credentials, _CHANNEL_OPTIONS)
         except InvalidArgument as error:
             return error
         with opened:
             stream = opened.stream_stream(STREAM, pb.ClientMessage.SerializeToString, pb.ServerMessage.FromString)
-            call = self._call = stream(self._written(outgoing))
+            call = self._call = stream(self._written(outgoing), metadata=(RECEIPTS,))
             if self._closing.is_set() or self._unwritable is not None:
                 call.cancel()
             try:
@@ -284,6 +219,7 @@ class Link:
 
     def _hear(self, message: pb.ServerMessage, outgoing: OutgoingMessages) -> None:
         self._heard_ns, self._offered_unheard = self._clock.now_ns(), 0
+        outgoing.hear(message)
         if message.WhichOneof("kind") == "opened":
             self._listener.stream_opened(message.opened, outgoing)
             self._opened = self._ever_opened = True

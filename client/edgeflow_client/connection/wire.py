@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ EXECUTIONS = {
     pb.EXECUTION_SLOW: Execution.SLOW,
 }
 SLOWEST_RATE = 0.1
+RECEIPTS = ("edgeflow-receipts", "1")
+"""Metadata of a stream whose client wants receipts; a service without them ignores it."""
 UNKNOWN_AGE_S = 0.5  # assumed latency if the service sends no forecast
 _UINT32 = (1 << 32) - 1
 _PAIR = 2
@@ -113,6 +115,8 @@ class Opened:
     """How the first answers are executed; None = the service does not say."""
     unheard_m: float = 0.0
     """The most that the tool may move within `valid_for_s` at the limits of the schema, in metres; 0 = unknown."""
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Width and height to which the images of cameras with `resize` are shrunk, by name."""
 
 
 def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
@@ -121,6 +125,17 @@ def open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         return _open_message(settings, instruction)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(f"cannot be sent: {error}", field="open") from None
+
+
+def check_sizes(settings: SessionSettings, opened: Opened) -> None:
+    """Raise FailedPrecondition unless images of cameras with `resize` are only shrunk."""
+    for camera in settings.cameras:
+        width, height = opened.sizes.get(camera.name, (0, 0))
+        if camera.resize and not (0 < width <= camera.width and 0 < height <= camera.height):
+            raise FailedPrecondition(
+                f"cannot shrink images of {camera.name!r} from {camera.width}x{camera.height} to {width}x{height}",
+                field="opened.cameras",
+            )
 
 
 def check_text(instruction: object) -> None:
@@ -166,6 +181,7 @@ def opened_of(message: pb.Opened) -> Opened:
         max_passes=message.max_passes,
         execution=EXECUTIONS.get(message.execution),
         unheard_m=max(message.unheard_m, 0.0) if math.isfinite(message.unheard_m) else 0.0,
+        sizes={camera.name: (camera.width, camera.height) for camera in message.cameras},
     )
 
 
@@ -278,7 +294,13 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
     return pb.Open(
         model=settings.model,
         cameras=[
-            pb.Camera(name=camera.name, width=camera.width, height=camera.height, format=_FORMATS[camera.format])
+            pb.Camera(
+                name=camera.name,
+                width=camera.width,
+                height=camera.height,
+                format=_FORMATS[camera.format],
+                resize=camera.resize,
+            )
             for camera in settings.cameras
         ],
         instruction=instruction,

@@ -82,28 +82,32 @@ class ClientMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ..., reset: _Optional[_Union[Reset, _Mapping]] = ..., close: _Optional[_Union[Close, _Mapping]] = ...) -> None: ...
 
 class ServerMessage(_message.Message):
-    __slots__ = ("opened", "action", "frame_status", "notice")
+    __slots__ = ("opened", "action", "frame_status", "notice", "receipt")
     OPENED_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     FRAME_STATUS_FIELD_NUMBER: _ClassVar[int]
     NOTICE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
     opened: Opened
     action: Action
     frame_status: FrameStatus
     notice: Notice
-    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., frame_status: _Optional[_Union[FrameStatus, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...
+    receipt: Receipt
+    def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ..., frame_status: _Optional[_Union[FrameStatus, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ...) -> None: ...
 
 class Camera(_message.Message):
-    __slots__ = ("name", "width", "height", "format")
+    __slots__ = ("name", "width", "height", "format", "resize")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     HEIGHT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_FIELD_NUMBER: _ClassVar[int]
     name: str
     width: int
     height: int
     format: ImageFormat
-    def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ...) -> None: ...
+    resize: bool
+    def __init__(self, name: _Optional[str] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., format: _Optional[_Union[ImageFormat, str]] = ..., resize: bool = ...) -> None: ...
 
 class StateVector(_message.Message):
     __slots__ = ("name", "size", "elements", "units")
@@ -240,7 +244,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "execution", "unheard_m")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "execution", "unheard_m", "receipts", "cameras")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -255,6 +259,8 @@ class Opened(_message.Message):
     MAX_PASSES_FIELD_NUMBER: _ClassVar[int]
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
     UNHEARD_M_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    CAMERAS_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -269,7 +275,9 @@ class Opened(_message.Message):
     max_passes: int
     execution: Execution
     unheard_m: float
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., unheard_m: _Optional[float] = ...) -> None: ...
+    receipts: bool
+    cameras: _containers.RepeatedCompositeFieldContainer[Camera]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., unheard_m: _Optional[float] = ..., receipts: bool = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -376,6 +384,12 @@ class FrameStatus(_message.Message):
     reason: str
     text: str
     def __init__(self, seq: _Optional[int] = ..., last_seq: _Optional[int] = ..., disposition: _Optional[_Union[Disposition, str]] = ..., code: _Optional[str] = ..., reason: _Optional[str] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("seq",)
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    def __init__(self, seq: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("kind", "epoch", "code", "text", "deadline_ms")

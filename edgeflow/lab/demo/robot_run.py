@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,8 @@ class RunPlan:
     max_passes: int = 0
     """Both: only for Mode.SPECULATIVE."""
     max_action_age_s: float | None = None
+    send: ImageFormat | None = None
+    """Encoding on the way, as in its camera's `send`."""
 
     def __post_init__(self) -> None:
         if self.episodes is None and self.seconds is None:
@@ -240,7 +242,7 @@ def run_robot(
     try:
         with RobotClient(
             address,
-            cameras=[CAMERA],
+            cameras=[replace(CAMERA, send=plan.send)],
             state=[STATE],
             instruction=world.instruction,
             control_period_s=1.0 / plan.frame_hz,

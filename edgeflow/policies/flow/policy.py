@@ -163,7 +163,7 @@ def inputs_of(checkpoint: FlowCheckpoint[Any]) -> PolicyInputs:
         units=tuple(settings.state_units),
     )
     return PolicyInputs(
-        cameras=tuple(CameraNeed(name=sources[name]) for name in names),
+        cameras=tuple(CameraNeed(name=sources[name], side=config.side) for name in names),
         state=(state,),
         history=config.history,
         history_step_ms=config.history_step_ms,

@@ -31,10 +31,14 @@ from edgeflow.policies.tensors import WeightNumbers, pixels
 from edgeflow_client.errors import CheckpointError, InvalidArgument
 from edgeflow_client.types import ActionSchema
 
-INPUTS = PolicyInputs(cameras=(CameraNeed(name="image", named=False),))
 PROMPTS = 64  # instructions whose ids are kept
 _BLOCKS = ("vision_backbone.featurizer.blocks.", "vision_backbone.fused_featurizer.blocks.")
 _PATCH = "vision_backbone.featurizer.patch_embed.proj.weight"
+
+
+def inputs_of(config: OpenVLAConfig) -> PolicyInputs:
+    """One camera of any name and size."""
+    return PolicyInputs(cameras=(CameraNeed(name="image", named=False, side=config.image.side),))
 
 
 class OpenVLAFrames:
@@ -59,7 +63,7 @@ class OpenVLAFrames:
         self.config = config
         self.pixel_shape = config.image.shape
         self.fixed_rows = image_tokens
-        self.inputs = INPUTS
+        self.inputs = inputs_of(config)
         self.prompt_ids = lru_cache(maxsize=PROMPTS)(prompt_ids)
         self.preprocess = EitherPreprocessor(config.image, place)
         self.action_decoder = ActionDecoder(config)
@@ -142,12 +146,11 @@ def _last_block(shapes: Mapping[str, object], prefix: str) -> int:
 class PublishedOpenVLA:
     """A checkpoint whose configuration has been read (engine/policy.Published)."""
 
-    inputs = INPUTS
-
     def __init__(self, directory: Path, *, center_crop: bool, kv_format: KVFormat, control_rate_hz: float) -> None:
         self._directory = directory
         self._kv_format = kv_format
         self._config = load_config(directory, center_crop=center_crop, control_rate_hz=control_rate_hz)
+        self.inputs = inputs_of(self._config)
         self.unnorm_keys = tuple(self._config.statistics)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:

@@ -71,7 +71,7 @@ class OpenVLAOFTPolicy:
         preprocess_on_device: bool = False,
     ) -> None:
         self.settings = settings
-        self.inputs = inputs_of(settings)
+        self.inputs = inputs_of(settings, config.image.side)
         self.network = network
         self.device, self.dtype = network.device, network.decoder.dtype
         self.numbers = settings.chunk * settings.dims
@@ -159,9 +159,9 @@ class OpenVLAOFTPolicy:
         )
 
 
-def inputs_of(settings: OFTSettings) -> PolicyInputs:
-    """Named cameras of any size, a single one of any name, and the state vector."""
-    cameras = tuple(CameraNeed(name=name, named=settings.images > 1) for name in settings.cameras)
+def inputs_of(settings: OFTSettings, side: int) -> PolicyInputs:
+    """Named cameras of any size, a single one of any name, and the state vector. side: of the images of a pass."""
+    cameras = tuple(CameraNeed(name=name, named=settings.images > 1, side=side) for name in settings.cameras)
     elements = tuple(settings.state_names or ())
     state = (StateSpec(name=STATE, size=settings.proprio, elements=elements),) if settings.proprio else ()
     return PolicyInputs(cameras=cameras, state=state)
@@ -191,8 +191,8 @@ class PublishedOpenVLAOFT:
         self._directory = directory
         self._checkpoint = checkpoint
         self.unnorm_keys = tuple(checkpoint.statistics.actions)
-        self.inputs = inputs_of(checkpoint.settings)
         self._config = load_config(directory, center_crop=center_crop)
+        self.inputs = inputs_of(checkpoint.settings, self._config.image.side)
 
     def footprint(self, dtype: torch.dtype) -> Footprint:
         """Rows with their keys and values, which live as long as a pass: no session keeps slots."""

@@ -39,6 +39,8 @@ class OpenRequest:
     tolerance_bins: int = 0
     max_passes: int = 0
     """tolerance_bins and max_passes: only with Mode.SPECULATIVE, as in contract.Speculation."""
+    receipts: bool = False
+    """The client wants to know which frames have arrived."""
     front: str = ""
     """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
     policy_cameras: tuple[CameraSpec, ...] = ()
@@ -86,7 +88,9 @@ class CheckedFrame:
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:
     """The request with the policy's cameras and state values; errors as in `find_inputs`."""
     cameras, numbers = find_inputs(request.cameras, request.state, inputs, names)
-    return replace(request, policy_cameras=cameras, policy_numbers=numbers)
+    resized = {each.name: each for each in cameras}
+    sent = tuple(resized.get(each.name, each) for each in request.cameras)
+    return replace(request, cameras=sent, policy_cameras=cameras, policy_numbers=numbers)
 
 
 def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:

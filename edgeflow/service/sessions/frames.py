@@ -59,6 +59,13 @@ class NoticeEvent:
     deadline_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class ReceiptEvent:
+    """The frame `seq`, and all before it, have arrived."""
+
+    seq: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionEvent:
     """A command for the robot. HOLD and STOP have seq 0 and no chunk."""
@@ -114,7 +121,7 @@ class End:
     """The final command."""
 
 
-Event: TypeAlias = StatusEvent | NoticeEvent | ActionEvent
+Event: TypeAlias = StatusEvent | NoticeEvent | ActionEvent | ReceiptEvent
 
 
 INVALID_IN_A_ROW = 3  # consecutive invalid outputs that put a session in fault

@@ -16,7 +16,15 @@ from dataclasses import replace
 from edgeflow.ipc.framing import Payloads
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import SessionAnswers
-from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, PendingAnswer, SessionFrame, StatusEvent
+from edgeflow.service.sessions.frames import (
+    ActionEvent,
+    Event,
+    NoticeEvent,
+    PendingAnswer,
+    ReceiptEvent,
+    SessionFrame,
+    StatusEvent,
+)
 from edgeflow.service.sessions.rates import SessionRates
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Disposition
@@ -25,14 +33,19 @@ MOST_NOTES = 256
 
 
 class Outbox:
-    """Statuses and notices in order, and at most one HOLD or STOP."""
+    """Statuses and notices in order, the newest receipt, and at most one HOLD or STOP.
 
-    def __init__(self) -> None:
+    receipts: the robot wants to know which frames have arrived.
+    """
+
+    def __init__(self, receipts: bool = False) -> None:
         self._notes: list[Event] = []
+        self._receipts = receipts
+        self._received = 0  # the newest frame to confirm; 0 = none
         self.safe: ActionEvent | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._notes) or self.safe is not None
+        return bool(self._notes) or self._received > 0 or self.safe is not None
 
     @property
     def is_full(self) -> bool:
@@ -47,12 +60,18 @@ class Outbox:
         else:
             self._notes.append(event)
 
+    def received(self, seq: int) -> None:
+        """Confirm a frame that has arrived."""
+        if self._receipts:
+            self._received = seq
+
     def take(self) -> list[Event]:
-        """Remove and return everything, the command last."""
-        events = self._notes
+        """Remove and return everything, a receipt first and the command last."""
+        events: list[Event] = [ReceiptEvent(self._received)] if self._received else []
+        events += self._notes
         if self.safe is not None:
             events.append(self.safe)
-        self._notes, self.safe = [], None
+        self._notes, self._received, self.safe = [], 0, None
         return events
 
 
@@ -94,6 +113,7 @@ class FramesInFlight:
 
     def arrive(self, track: SessionFrame) -> None:
         """Put a frame before the decoder, superseding one that waits there."""
+        self._outbox.received(track.frame.seq)
         self.supersede(self._arrived)
         self._arrived = track
 

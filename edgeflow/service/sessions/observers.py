@@ -23,7 +23,7 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
-from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, ReceiptEvent, StatusEvent
 from edgeflow.version import __version__
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
@@ -107,7 +107,9 @@ class Observers(SessionObserver):
             each.observed(frame)
 
     def sent(self, session: int, event: Event) -> None:
-        """Report an event with `answered` or `notified`."""
+        """Report an event with `answered` or `notified`; receipts are left out."""
+        if isinstance(event, ReceiptEvent):
+            return
         if isinstance(event, ActionEvent) and event.command is Command.ACT:
             for each in self._observers:
                 each.answered(session, event)

@@ -84,7 +84,7 @@ class Session:
         self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))
         self._draining = self._input_ended = self._lost = self._stamps_slow = False
         self._ring = RingState.HELD
-        self._outbox = Outbox()
+        self._outbox = Outbox(request.receipts)
         self._frames = FramesInFlight(self._outbox, self.rates, self.answers, keeps_history=policy.keeps_history)
 
     # Calls for the robot.

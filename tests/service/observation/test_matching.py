@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -288,3 +290,27 @@ def test_state_that_is_matched_has_the_numbers_of_the_vectors_of_that_name(
             names = [next(got).split() for _ in range(need.size)]
             assert {name.split(".")[-1] for name, _ in names} == {need.name.split(".")[-1]}
             assert [int(place) for _, place in names] == list(range(need.size))
+
+
+@pytest.mark.parametrize(
+    ("size", "need", "wanted"),
+    [
+        ((640, 480), {"side": 224}, (299, 224)),
+        ((480, 640), {"side": 224}, (224, 299)),
+        ((640, 480), {"side": 480}, (640, 480)),
+        ((320, 240), {"side": 384}, (320, 240)),  # never larger
+        ((640, 480), {}, (640, 480)),
+        ((640, 480), {"width": 128, "height": 96}, (128, 96)),
+    ],
+)
+def test_a_robot_shrinks_its_images_to_what_the_policy_takes(size, need, wanted):
+    sent = request(camera("spare"), replace(camera("top", *size), resize=True))
+    found = matched(sent, needs(CameraNeed(name="top", **need)), NOTHING)
+    assert found.cameras == (camera("spare"), replace(camera("top", *wanted), resize=True))
+    assert found.policy_cameras == found.cameras[1:]
+
+
+def test_images_are_not_distorted_nor_shrunk_unless_the_robot_says_so():
+    for sent in (replace(camera("top", 640, 360), resize=True), camera("top", 640, 480)):
+        with pytest.raises(InvalidArgument, match="the policy takes"):
+            matched(request(sent), needs(CameraNeed(name="top", width=128, height=96)), NOTHING)

@@ -47,7 +47,7 @@ def test_the_key_decides_how_many_passes_an_answer_has():
 @pytest.mark.parametrize("key", PROGRAMS)
 def test_a_robot_gets_the_tokens_of_its_own_answers(key: str):
     plan = serving(PROGRAMS).plan(keyed(drafting(), key), ())
-    opened = opened_message(1, SCHEMA, plan, model="m", valid_for_ms=1, rtc=False).opened
+    opened = opened_message(1, SCHEMA, plan, model="m", valid_for_ms=1, request=request(10)).opened
     assert opened.action_tokens == opened.max_passes == PROGRAMS[key].passes
 
 

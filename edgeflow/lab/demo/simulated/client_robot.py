@@ -18,7 +18,7 @@ from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, ExecutionFacts, SessionExecution
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow_client.actions import Action, Directive
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import EXECUTIONS, SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb

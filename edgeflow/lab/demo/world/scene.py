@@ -92,15 +92,17 @@ class Scene:
         data = self.data
         return Moment(data.qpos.copy(), data.mocap_pos.copy(), data.mocap_quat.copy())
 
-    def picture(self, moment: Moment, spectator: Spectator | None = None) -> Image:
-        """A picture of a moment in the current colours of the plates, RGB: the wrist camera's frame `[96, 96, 3]`, or
-        the spectator's view.
+    def picture(self, moment: Moment, spectator: Spectator | None = None, side: int = POLICY_SIZE) -> Image:
+        """A picture of a moment in the current colours of the plates, RGB: the wrist camera's frame `[side, side, 3]`,
+        or the spectator's view.
+
+        side: at most the height of _BUFFER.
         """
         shown = self._shown
         shown.qpos, shown.mocap_pos, shown.mocap_quat = moment.joints, moment.positions, moment.quaternions
         self.mujoco.mj_kinematics(self.model, shown)
         self.mujoco.mj_camlight(self.model, shown)
-        return self._camera_view.picture(shown, spectator)
+        return self._camera_view.picture(shown, spectator, side)
 
     def close(self) -> None:
         """Free the GL context; the scene cannot be rendered afterwards."""
@@ -120,7 +122,7 @@ class CameraView:
         self._camera = mujoco.MjvCamera()
         self._camera.type, self._camera.fixedcamid = mujoco.mjtCamera.mjCAMERA_FIXED, model.camera(POLICY_CAMERA).id
 
-    def picture(self, data: Any, spectator: Spectator | None = None) -> Image:
+    def picture(self, data: Any, spectator: Spectator | None = None, side: int = POLICY_SIZE) -> Image:
         mujoco = self._mujoco
         self._gl.make_current()
         camera = self._camera if spectator is None else _outside(mujoco, spectator)
@@ -129,7 +131,7 @@ class CameraView:
         )
         if spectator is not None:
             _add_ball(mujoco, self._scene, spectator)
-        width, height = (POLICY_SIZE, POLICY_SIZE) if spectator is None else spectator.size
+        width, height = (side, side) if spectator is None else spectator.size
         viewport = mujoco.MjrRect(0, 0, width, height)
         upside_down = np.empty((height, width, 3), np.uint8)
         mujoco.mjr_render(viewport, self._scene, self._context)

@@ -136,6 +136,6 @@ def _check_cameras(messages: Sequence[pb.Camera], limits: LimitsConfig) -> tuple
 def _check_camera(message: pb.Camera, field: str, limits: LimitsConfig) -> CameraSpec:
     if message.format not in _FORMATS:
         raise InvalidArgument("unknown format; use JPEG or RGB8", field=f"{field}.format", reason=Reason.CAMERA_FORMAT)
-    camera = CameraSpec(message.name, message.width, message.height, _FORMATS[message.format])
+    camera = CameraSpec(message.name, message.width, message.height, _FORMATS[message.format], resize=message.resize)
     check_camera_size(camera, field, limits)
     return camera

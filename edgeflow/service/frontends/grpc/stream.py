@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,12 +21,12 @@ from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.answers import SessionAnswers
-from edgeflow.service.sessions.frames import ActionEvent, End, Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.frames import ActionEvent, End, Event, NoticeEvent, ReceiptEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, EXECUTIONS, MODES, schema_message
+from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, EXECUTIONS, MODES, RECEIPTS, schema_message
 from edgeflow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -79,7 +80,8 @@ class StreamCall:
                 return None
             if isinstance(received, ParsedMessage) and received.message.WhichOneof("kind") == "open":
                 reject_unknown_fields(received.message, "message")
-                return check_open(received.message.open, config.alias, config.limits)
+                request = check_open(received.message.open, config.alias, config.limits)
+                return replace(request, receipts=RECEIPTS in map(tuple, self._context.invocation_metadata() or ()))
             if rejections.exceeded(time.monotonic_ns()):
                 raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
             await self._send(server_message(_rejected_before_open(received)))
@@ -99,6 +101,7 @@ class StreamCall:
             runner.plan,
             model=self._plane.config.alias,
             answers=session.answers,
+            request=session.request,
         )
 
     async def _serve(self, runner: SessionRunner) -> None:
@@ -237,10 +240,18 @@ def server_message(event: Event) -> pb.ServerMessage:
                 kind=event.kind, epoch=event.epoch, code=event.code, text=event.text, deadline_ms=event.deadline_ms
             )
             return pb.ServerMessage(notice=notice)
+        case ReceiptEvent():
+            return pb.ServerMessage(receipt=pb.Receipt(seq=event.seq))
 
 
 def opened_message(
-    session: int, schema: ActionSchema, plan: SessionPlan, *, model: str, answers: SessionAnswers
+    session: int,
+    schema: ActionSchema,
+    plan: SessionPlan,
+    *,
+    model: str,
+    answers: SessionAnswers,
+    request: OpenRequest,
 ) -> pb.ServerMessage:
     """The answer to Open; a session starts in epoch 1."""
     speculation, choice = plan.pace.speculation, answers.execution.now
@@ -260,6 +271,12 @@ def opened_message(
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
             execution=_EXECUTIONS[choice.execution if choice else None],
             unheard_m=answers.unheard_m,
+            receipts=request.receipts,
+            cameras=[
+                pb.Camera(name=each.name, width=each.width, height=each.height)
+                for each in request.cameras
+                if each.resize
+            ],
         )
     )
 
