@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.closed_loop.field --json FILE
 
 The passes, the worker and the episodes are the same in each cell; time is virtual, so this machine's speed does not
-matter. Finished cells are stored in --runs, and a run that was interrupted goes on there; cells that do not begin within
---minutes are left out.
+matter. Finished cells are stored in --runs, and a run that was interrupted goes on there. Cells that do not begin
+within --minutes are left out.
 """
 
 from __future__ import annotations

@@ -148,8 +148,9 @@ def line(row: dict[str, Any]) -> str:
     names = ("age_p50_ms", "seam_position_mm_p99", "seam_velocity_mm_s_p99", "seam_acceleration_m_s2_p99")
     age, position, velocity, acceleration = (math.nan if row[name] is None else row[name] for name in names)
     taken = "-" if row["seconds_per_success"] is None else f"{row['seconds_per_success']:.2f}"
+    faulted = f", {row['faulted']} faulted" if row["faulted"] else ""
     return (
-        f"{row['profile']:12} {row['speed_cm_s']:4g} cm/s  {row['strategy']:48} {row['successes']:3} of {row['episodes']}"
-        f" {taken:>6} s {age:5.0f} ms  seams {position:5.1f} mm {velocity:5.0f} mm/s {acceleration:5.1f} m/s2"
-        f"{', ' + str(row['faulted']) + ' faulted' if row['faulted'] else ''}"
+        f"{row['profile']:12} {row['speed_cm_s']:4g} cm/s  {row['strategy']:48} "
+        f"{row['successes']:3} of {row['episodes']} {taken:>6} s {age:5.0f} ms  "
+        f"seams {position:5.1f} mm {velocity:5.0f} mm/s {acceleration:5.1f} m/s2{faulted}"
     )

@@ -1,7 +1,7 @@
 """Robots in virtual time that execute chunks as other clients do, without edgeflow's SDK.
 
-All run one loop at the policy's rate. A row is a displacement of the tool, applied to the commanded pose when it is due;
-with `targets` the rows are resolved against the pose of their frame first, as LeRobot and openpi do with actions that
+All run one loop at the policy's rate. A row displaces the tool: it is applied to the commanded pose when it is due.
+With `targets`, the rows are resolved against the pose of their frame first, as LeRobot and openpi do with actions that
 are relative to the state. Answers are never continued. All frames reach a policy with a history.
 """
 
@@ -136,11 +136,12 @@ class FieldRobot:
 class AsyncClient(FieldRobot):
     """LeRobot's asynchronous client and policy server, as their documentation and code describe them (0.6.1).
 
-    Each turn the client executes the next row of its queue, which is ordered by timestep, and sends an observation if at
-    most `threshold` of a chunk is left. Its timestep is that of the last executed row, and so that of row 0 of the
-    answer. The server keeps one waiting observation, the newest, as edgeflow's worker does. It skips those whose
-    timestep it has answered and, with `filters`, those whose joints moved less than one degree since the last one it
-    processed, unless the observation must go: the queue is empty, and no such observation was sent after the last chunk.
+    Each turn, the client executes the next row of its queue, ordered by timestep, and sends an observation if at most
+    `threshold` of a chunk is left. The observation has the timestep of the last executed row, and so has row 0 of its
+    answer. The server keeps one waiting observation, the newest, as edgeflow's worker does. It skips an observation
+    whose timestep it has answered. With `filters` it also skips one whose joints moved less than a degree since the
+    last one it processed. Neither applies to an observation that must go: the first one with an empty queue after each
+    chunk.
     """
 
     def __init__(self, *parts: Any, new: float, threshold: float, filters: bool = True, targets: bool = False) -> None:
@@ -201,11 +202,11 @@ class AsyncClient(FieldRobot):
 class AlignedPlayback(FieldRobot):
     """LeRobot's remote inference with `chunk_merge=aligned`, as its documentation describes it (August 2026).
 
-    One request is in flight; the next one goes out when at most `refill` of playback is left, which its operator sets to
-    0.5 s, or to the turnaround and one step where that is longer. Of the answer the rows that were due since its frame
-    are dropped, and the rest replaces the future. blends: the first rows of both are blended (`blend_steps`), except the
-    gripper. Rows are targets, since its server converts relative actions first. A robot that runs out of rows holds, and
-    its session is over. The limit of an observation's age is left out.
+    One request is in flight. The next one is sent when at most `refill_seconds` of playback are left: 0.5 s, or the
+    turnaround and one step where that is longer, here known from the start. Rows of the answer that were due since its
+    frame are dropped, and the rest replaces the future. blends: the first rows of both are blended (`blend_steps`),
+    except the gripper. Rows are targets, since its server converts relative actions first. A robot that runs out of
+    rows holds, and its session is over. The limit on an observation's age is left out.
     """
 
     def __init__(self, *parts: Any, blends: bool) -> None:
@@ -285,6 +286,7 @@ class ChunkBroker(SynchronousRobot):
             self._ask()
 
     def _answered(self, seq: int, rows: list[Vector]) -> None:
+        del seq  # the only one under way
         self._rows = rows[:OPEN_LOOP_ROWS]
         self._execute(self._rows.pop(0))
         self._continue()
@@ -305,6 +307,7 @@ class TemporalEnsemble(SynchronousRobot):
             self._ask()
 
     def _answered(self, seq: int, rows: list[Vector]) -> None:
+        del seq  # the only one under way
         self._chunks = [chunk for chunk in [*self._chunks, rows] if chunk]
         self._execute(ensembled([chunk.pop(0) for chunk in self._chunks]))
         self._continue()
