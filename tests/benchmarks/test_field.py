@@ -47,7 +47,7 @@ def firsts(found):
     [("weighted_average", 17.0), ("latest_only", 20.0), ("average", 15.0), ("conservative", 13.0)],
 )
 def test_rows_of_one_timestep_are_aggregated(name, expected):
-    """The queue has timesteps 5 and 6; the chunk begins with 4, the executed one, and replaces what it does not have."""
+    """The chunk begins with timestep 4, the executed one; what it lacks of the queue is dropped."""
     queue = dict(zip((5, 6, 9), rows(10.0, 10.0, 10.0), strict=True))
     merged = aggregated(queue, rows(1.0, 20.0, 20.0, 30.0), 4, executed=4, new=AGGREGATES[name])
     assert list(merged) == [5, 6, 7]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.closed_loop.field.playback import AGGREGATES
-from benchmarks.closed_loop.field.robots import AlignedPlayback, AsyncClient, ChunkBroker, FieldRobot, TemporalEnsemble
+from benchmarks.closed_loop.field.robots import AlignedPlayback, AsyncClient, ChunkBroker, EnsembleRobot, FieldRobot
 from benchmarks.closed_loop.field.seams import LoggedSim, SeamJumps, seam_jumps
 from benchmarks.closed_loop.grid import PERIOD_S, SERIAL, SPEEDS
 from edgeflow.engine.control.offline import program_of
@@ -53,8 +53,8 @@ def _strategies() -> Iterator[FieldStrategy]:
     yield FieldStrategy("LeRobot remote, aligned", partial(AlignedPlayback, blends=False))
     yield FieldStrategy("LeRobot remote, blended", partial(AlignedPlayback, blends=True))
     yield FieldStrategy("openpi broker", ChunkBroker)
-    yield FieldStrategy("ACT ensemble", partial(TemporalEnsemble, targets=False))
-    yield FieldStrategy("ACT ensemble, targets", partial(TemporalEnsemble, targets=True))
+    yield FieldStrategy("ACT ensemble", partial(EnsembleRobot, targets=False))
+    yield FieldStrategy("ACT ensemble, targets", partial(EnsembleRobot, targets=True))
 
 
 STRATEGIES: Final = tuple(_strategies())
@@ -89,7 +89,7 @@ def field_cells(policy: str, episodes: int) -> list[FieldCell]:
 
 
 def run_cell(index: int, policy: str, episodes: int, folder: Path) -> str:
-    """Run a cell by its number and store its figures; return its line of the table. A process of its own runs it."""
+    """Run a cell by its number and store its figures; return its line of the table. It runs in a pool's process."""
     cell = field_cells(policy, episodes)[index]
     row = cell_figures(cell)
     part = (folder / cell.file).with_suffix(".part")

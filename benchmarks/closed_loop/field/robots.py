@@ -35,14 +35,14 @@ OPEN_LOOP_ROWS: Final = 8  # that openpi's DROID client executes of a chunk
 
 @dataclass(frozen=True, slots=True)
 class FieldFrame:
-    """What a client remembers of a frame."""
+    """A frame, as its client remembers it."""
 
     captured_ns: int
     pose: Pose
 
 
 class FieldRobot:
-    """What all clients share: frames, rows and the loop. targets: rows become target poses when they arrive."""
+    """The parts that all clients share: frames, rows and the loop. targets: rows become target poses when they arrive."""
 
     late = late_played = 0  # of continued chunks, which these clients do not have
 
@@ -240,7 +240,7 @@ class AlignedPlayback(FieldRobot):
             self._future = blended(self._future, rows[passed:], self._steps, [self._gripper])
 
 
-class SynchronousRobot(FieldRobot):
+class WaitingRobot(FieldRobot):
     """A loop that waits for its policy: an answer ends the turn that asked for it, and the next begins a step after it
     began, or at once.
     """
@@ -267,7 +267,7 @@ class SynchronousRobot(FieldRobot):
         self._asked_ns = None
 
 
-class ChunkBroker(SynchronousRobot):
+class ChunkBroker(WaitingRobot):
     """openpi's ActionChunkBroker in its Runtime (openpi-client 0.1.2): `action_horizon` rows are executed, and then the
     robot waits for the next chunk. The turn after an answer begins at once, as its loop does after a slow one.
     """
@@ -286,13 +286,13 @@ class ChunkBroker(SynchronousRobot):
             self._ask()
 
     def _answered(self, seq: int, rows: list[Vector]) -> None:
-        del seq  # the only one under way
+        del seq  # the only one in flight
         self._rows = rows[:OPEN_LOOP_ROWS]
         self._execute(self._rows.pop(0))
         self._continue()
 
 
-class TemporalEnsemble(SynchronousRobot):
+class EnsembleRobot(WaitingRobot):
     """Temporal ensembling of ACT (arXiv 2304.13705): a chunk is asked for in every turn, and all predictions for the
     turn are averaged, with weights exp(-0.01 i) from the oldest on. Turns count, not time: where a chunk takes longer
     than a step, the robot moves that much more slowly.
@@ -307,7 +307,7 @@ class TemporalEnsemble(SynchronousRobot):
             self._ask()
 
     def _answered(self, seq: int, rows: list[Vector]) -> None:
-        del seq  # the only one under way
+        del seq  # the only one in flight
         self._chunks = [chunk for chunk in [*self._chunks, rows] if chunk]
         self._execute(ensembled([chunk.pop(0) for chunk in self._chunks]))
         self._continue()

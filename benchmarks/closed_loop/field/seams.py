@@ -24,11 +24,11 @@ class SeamJumps:
     """The change of the commanded motion at a seam."""
 
     position_m: float
-    """From the last target before to the first one after."""
+    """The distance from the last target before to the first one after."""
     velocity_m_s: float
-    """Of the mean velocities, over WINDOW before and after."""
+    """The change between the mean velocities over WINDOW before and after."""
     acceleration_m_s2: float
-    """Of the accelerations, each from two such velocities."""
+    """The change between the accelerations, each from two such velocities."""
 
 
 class LoggedSim(RobotSim):
