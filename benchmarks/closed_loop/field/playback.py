@@ -1,7 +1,8 @@
 """The arithmetic of other robot clients on the rows of chunks, each from its public description. Pure functions.
 
 Sources: LeRobot's asynchronous inference (huggingface.co/docs/lerobot/async, and src/lerobot/async_inference of 0.6.1),
-its remote inference (docs/source/remote_inference.mdx, 2026-08), and temporal ensembling of ACT (arXiv 2304.13705).
+its remote inference (remote_inference.mdx of its documentation's source, August 2026), and temporal ensembling of ACT
+(arXiv 2304.13705).
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ class FieldFrame:
 
 
 class FieldRobot:
-    """The parts that all clients share: frames, rows and the loop. targets: rows become target poses when they arrive."""
+    """The parts that all clients share: frames, rows and the loop.
+
+    targets: rows become target poses when they arrive.
+    """
 
     late = late_played = 0  # of continued chunks, which these clients do not have
 
