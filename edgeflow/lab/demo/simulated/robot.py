@@ -4,17 +4,44 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 
-from edgeflow.ipc.messages import FrameResult
+from edgeflow.ipc.messages import FrameDropped, FrameResult
 from edgeflow.lab.demo.simulated.episodes import Acted
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow_client.pose import Vector
 
 TICK_NS: Final = 10_000_000  # between two checks of what to execute
+
+
+class VirtualRobot(Protocol):
+    """A robot that the virtual service drives."""
+
+    @property
+    def late(self) -> int:
+        """Number of chunks that came too late to continue the chunk in execution as planned."""
+        ...
+
+    @property
+    def late_played(self) -> int:
+        """Number of late chunks that were executed after it."""
+        ...
+
+    @property
+    def next_event_ns(self) -> int:
+        """When `act` is due next, since the start of the episode."""
+        ...
+
+    def act(self) -> None:
+        """Do what is due now."""
+        ...
+
+    def receive(self, message: FrameResult | FrameDropped) -> None:
+        """An answer, or the end of a frame without one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

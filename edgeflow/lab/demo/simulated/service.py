@@ -8,15 +8,17 @@ history asks for them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
 from edgeflow.engine.policy import bridged_rows
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
-from edgeflow.lab.demo.simulated.client_robot import ClientRobot, RobotPlan
+from edgeflow.lab.demo.simulated.client_robot import ClientRobot, RobotPlan, Send
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
-from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, SimulatedBody
+from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, SimulatedBody, VirtualRobot
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler import forecast
 from edgeflow.scheduler.execution import ExecutionFacts
@@ -26,11 +28,13 @@ from edgeflow_client.clock import ManualClock
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Execution
 
+RobotFactory = Callable[[SimulatedBody, SimulatedCamera, DelayedAnswers, Send, RobotPlan], VirtualRobot]
+
 
 class VirtualService:
     """A worker whose passes take given times.
 
-    execution: as in a session's Open. seen: called with each rendered frame.
+    execution: as in a session's Open. seen: called with each rendered frame. robot: makes the robot of each episode.
     """
 
     def __init__(
@@ -41,9 +45,11 @@ class VirtualService:
         *,
         execution: Execution = Execution.AUTO,
         seen: Seen | None = None,
+        robot: RobotFactory = ClientRobot,
     ) -> None:
         self._execution = execution
         self._seen = seen
+        self._robot = robot
         self._engine = engine
         self._limits = limits
         self._times = times
@@ -59,7 +65,7 @@ class VirtualService:
         published: list[Message] = []
         worker = self._worker(clock, published, pace)
         plan = self._plan(pace, round(period_s * 1e9), anchored)
-        robot = ClientRobot(body, camera, DelayedAnswers(delay), worker.inbox.put, plan)
+        robot = self._robot(body, camera, DelayedAnswers(delay), worker.inbox.put, plan)
         answered = overtaken = 0
         while body.running:
             busy = worker.step()
@@ -117,13 +123,13 @@ class VirtualService:
         return worker
 
 
-def _wake_ns(robot: ClientRobot, worker: Worker) -> int:
+def _wake_ns(robot: VirtualRobot, worker: Worker) -> int:
     """The next event while no pass runs: the robot's, or a drain that becomes due."""
     wake_at_ns = worker.wake_at_ns()
     return robot.next_event_ns if wake_at_ns is None else min(robot.next_event_ns, wake_at_ns)
 
 
-def _live_until(instant_ns: int, robot: ClientRobot, body: SimulatedBody) -> None:
+def _live_until(instant_ns: int, robot: VirtualRobot, body: SimulatedBody) -> None:
     """Advance physics and the robot's own events to an instant."""
     while robot.next_event_ns <= instant_ns and body.running:
         body.move_to(robot.next_event_ns)

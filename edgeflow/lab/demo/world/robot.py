@@ -78,6 +78,10 @@ class ToolMotion:
         self._scene.mujoco.mju_mat2Quat(quaternion, data.site_xmat[self._site])
         return Pose(data.site_xpos[self._site].copy(), wxyz=quaternion)
 
+    def joints(self) -> Vector:
+        """The simulated angles `[6]`, radians."""
+        return np.array(self._scene.data.qpos[:JOINTS])
+
     def teleport(self, target: Pose, gripper: float = 1.0) -> float:
         """Set the joints so that the tool is at `target`, at rest; return the remaining error (metres plus radians)."""
         data = self._scene.data

@@ -74,6 +74,11 @@ class RobotSim:
         return self._arm.velocity(self._control_dt)
 
     @property
+    def joints(self) -> Vector:
+        """The angles `[6]` of the arm's joints, radians."""
+        return self._arm.joints()
+
+    @property
     def aperture(self) -> float:
         """The gripper: 1 open, 0 closed."""
         return self._arm.aperture
