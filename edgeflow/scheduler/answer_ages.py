@@ -7,7 +7,8 @@ from statistics import median_low
 
 KEPT_AGES = 64
 AGE_PERCENT = 95  # per cent of the ages are at most the expected one
-FEWEST_TO_LEAVE_OUT_ONE = 3
+FEWEST_TO_LEAVE_OUT_ONE = 2
+FAR_ABOVE = 2  # times the forecast, from which on the time of a single answer in the service does not count
 ENOUGH = 8  # ages from which on the forecast no longer counts
 
 
@@ -27,8 +28,9 @@ class AnswerAges:
 
     The robot says them; until it does, and if it never does, an age is the time in the service and what the transport
     of others took. Expected is the age that AGE_PERCENT of them had at most, or of few, from
-    FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike, as a slow first answer, moves it little, and is forgotten. Fewer
-    than ENOUGH may all have been lucky, so then it is at least the forecast.
+    FEWEST_TO_LEAVE_OUT_ONE on, all but one: a spike moves it little, and is forgotten. Of a first answer that was
+    FAR_ABOVE the forecast in the service, as after a warm-up, only the transport counts. Fewer than ENOUGH may all have
+    been lucky, so then it is at least the forecast.
     """
 
     def __init__(self) -> None:
@@ -58,6 +60,9 @@ class AnswerAges:
             return foretold_ns
         transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]
         usual_ns = median_low(transports) if transports else 0
+        first = next(iter(self._ages.values()))
+        if len(self._ages) == 1 and first.server_ns > FAR_ABOVE * foretold_ns > 0:
+            return foretold_ns + usual_ns
         ages = sorted(each.server_ns + usual_ns if each.age_ns is None else each.age_ns for each in self._ages.values())
         left_out = max((100 - AGE_PERCENT) * len(ages) // 100, int(len(ages) >= FEWEST_TO_LEAVE_OUT_ONE))
         return max(ages[-1 - left_out], foretold_ns if len(ages) < ENOUGH else 0)

@@ -33,7 +33,7 @@ LOST_NS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFacts:
-    """What a policy and its schema permit."""
+    """The executions that a policy and its schema permit."""
 
     horizon: int
     """Rows of an answer."""
@@ -72,7 +72,7 @@ class ExecutionFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChosenExecution:
     """How answers are to be executed from now on."""
 
     execution: Execution
@@ -92,7 +92,7 @@ class AnswerExecution:
     from_arrival: bool = False
     """The robot stands still until the answer arrives, and begins with row 0 then."""
     valid_ns: int = 0
-    """How long it may be executed: the foretold time until the next answer, and one camera period."""
+    """How long it may be executed: the forecast time until the next answer, and one camera period."""
 
 
 class ExecutionChoice:
@@ -125,37 +125,37 @@ class ExecutionChoice:
         self._against, self.now = 0, wanted
         return True
 
-    def _of(self, delay_ns: int, gap_ns: int, percent: int) -> Choice:
+    def _of(self, delay_ns: int, gap_ns: int, percent: int) -> ChosenExecution:
         """The choice for these figures, where only so many per cent of what fits may be used."""
         facts = self._facts
         if self._asked is not Execution.AUTO:
             rate = SLOW_RATES[0] if self._asked is Execution.SLOW else FULL_RATE
-            return Choice(execution=self._asked, rate_percent=rate, reason="as asked for")
+            return ChosenExecution(execution=self._asked, rate_percent=rate, reason="as asked for")
         delay_ms = delay_ns // 1_000_000
         bridged_ns = facts.bridged_ns
         if bridged_ns is None:
-            return Choice(execution=facts.onward, reason="an action is good for any latency")
+            return ChosenExecution(execution=facts.onward, reason="an action is good for any latency")
         text = f"answers take {delay_ms} ms, and the policy bridges {bridged_ns // 1_000_000} ms"
         for rate in (FULL_RATE, *(SLOW_RATES if facts.slows else ())):
             fits = delay_ns * rate <= bridged_ns * percent
             lasts = facts.horizon == 1 or (delay_ns + gap_ns) * rate <= facts.horizon * facts.step_ns * percent
             if fits and lasts:
                 slow = rate < FULL_RATE
-                return Choice(
+                return ChosenExecution(
                     execution=Execution.SLOW if slow else facts.onward,
                     rate_percent=rate,
                     reason=f"{text} at {rate} % of its rate" if slow else text,
                 )
             if fits:
                 text = f"chunks are over {delay_ms + gap_ns // 1_000_000} ms after their capture, before the next one"
-        return Choice(execution=Execution.REST, reason=text)
+        return ChosenExecution(execution=Execution.REST, reason=text)
 
 
-def _pace(choice: Choice) -> int:
+def _pace(choice: ChosenExecution) -> int:
     return 0 if choice.execution is Execution.REST else choice.rate_percent
 
 
-def _same(one: Choice, other: Choice) -> bool:
+def _same(one: ChosenExecution, other: ChosenExecution) -> bool:
     return (one.execution, one.rate_percent) == (other.execution, other.rate_percent)
 
 
@@ -173,14 +173,14 @@ class SessionExecution:
     def __init__(self, asked: Execution | None, facts: ExecutionFacts, *, period_ns: int) -> None:
         self._facts, self._period_ns = facts, period_ns
         self._choice = None if asked is None else ExecutionChoice(asked, facts)
-        self._moving: Choice | None = None  # what a moving robot executes: anything but REST
+        self._moving: ChosenExecution | None = None  # what a moving robot executes: anything but REST
         self._awaited = 0  # the frame whose answer a resting robot waits for
-        self._awaited_choice: Choice | None = None
+        self._awaited_choice: ChosenExecution | None = None
         self._sent_ns: int | None = None  # when that answer was sent
         self._begun = 0  # the frame whose answer began the motion; frames from before its arrival are of another rest
 
     @property
-    def now(self) -> Choice | None:
+    def now(self) -> ChosenExecution | None:
         """The present choice; None for a client that knows nothing of this."""
         return self._choice.now if self._choice is not None else None
 
@@ -225,7 +225,7 @@ class SessionExecution:
             self._awaited, self._awaited_choice, self._sent_ns = seq, wanted, None
             rests = wanted.execution is Execution.REST
             rows = self._rested_rows(delay_ns) if rests else 0
-            return self._made(wanted, rows, delay_ns, gap_ns, from_arrival=True)
+            return self._made(wanted, rows, delay_ns, gap_ns, from_arrival=resting)
         if _same(wanted, moving):
             return self._made(wanted, 0, delay_ns, gap_ns)
         # The answer leads to a rest, from which the other execution begins.
@@ -245,11 +245,11 @@ class SessionExecution:
             self._awaited, self._awaited_choice = 0, None
 
     def halt(self) -> None:
-        """The robot holds, or a new epoch begins: it stands still, and no answer is under way."""
+        """The robot holds, or a new epoch begins: it stands still, and no answer is in flight."""
         self._awaited, self._awaited_choice, self._moving, self._begun = 0, None, None, 0
 
     def valid_ns(self, delay_ns: int, gap_ns: int) -> int:
-        """How long answers may be executed, as foretold when the session opens."""
+        """How long answers may be executed, as forecast when the session opens."""
         choice = self.now
         if choice is None:
             return 0
@@ -271,7 +271,7 @@ class SessionExecution:
         self._awaited, self._awaited_choice, self._sent_ns = 0, None, None
 
     def _made(
-        self, choice: Choice, rows: int, delay_ns: int, gap_ns: int, *, from_arrival: bool = False
+        self, choice: ChosenExecution, rows: int, delay_ns: int, gap_ns: int, *, from_arrival: bool = False
     ) -> AnswerExecution:
         """The execution of an answer. A robot that stood still gets its next answer once a frame that was taken after
         its rows, or after it began to move, is answered.

@@ -54,7 +54,7 @@ class ForecastSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForecast:
-    """What a session expects of its answers."""
+    """The expected latency and rate of a session's answers."""
 
     age_ns: int
     """The greatest age of a frame when its answer is sent."""

@@ -25,7 +25,7 @@ SECTIONS = {
         "connection.credentials": ("Credentials",),
         "rate": ("RateKeeper",),
     },
-    "Observations": {"types": ("CameraSpec", "ImageFormat", "StateSpec", "Mode"), "pose": ("Pose",)},
+    "Observations": {"types": ("CameraSpec", "ImageFormat", "StateSpec", "Mode", "Execution"), "pose": ("Pose",)},
     "Actions": {
         "actions": ("Directive", "Action", "Target", "ToolTarget"),
         "types": ("Command", "ActionSchema", "StageTimings"),

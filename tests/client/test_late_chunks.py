@@ -7,12 +7,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgeflow_client.connection.wire import open_message
+from edgeflow_client.connection.wire import EXECUTIONS, open_message
+from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Candidate, Limited, LimitKind
-from edgeflow_client.types import Command
+from edgeflow_client.types import Command, Execution
 from tests.client.scripted import session_settings
-from tests.client.test_chunks import DIMS, HORIZON, ROWS, STEP_MS, ChunkSession
+from tests.client.test_chunks import DIMS, HORIZON, MS, ROWS, STEP_MS, ChunkSession
 
 VALID_MS = 60_000
 
@@ -168,8 +169,9 @@ def test_frames_report_chunks_executed_from_the_reserve(robot: ChunkSession):
     robot.wait(3 * STEP_MS)
     continued(robot, frame, 2)
     robot.wait(5 * STEP_MS)
-    assert robot.push().playing == pb.Playing(seq=2, step=7)
-    assert robot.push(ago_ms=3 * STEP_MS).playing == pb.Playing(seq=1, step=6)
+    assert robot.push().playing == pb.Playing(seq=2, step=7, start_ns=frame.stamp_ns)
+    begun_ns = frame.stamp_ns - STEP_MS * MS  # the frame before was captured a step earlier
+    assert robot.push(ago_ms=3 * STEP_MS).playing == pb.Playing(seq=1, step=6, start_ns=begun_ns)
 
 
 def test_frames_report_the_newest_chunk_that_arrived():
@@ -185,10 +187,13 @@ def test_frames_report_the_newest_chunk_that_arrived():
     assert robot.push().arrived == pb.Arrived(seq=2, age_ns=170_000_000)
 
 
-def test_the_arrival_of_a_single_action_is_not_reported():
+def test_the_arrival_of_a_single_action_is_reported_and_it_is_in_no_row():
     robot = ChunkSession(horizon=1, step_ms=0)
-    assert robot.act(robot.push(), np.zeros(DIMS))
-    assert not robot.push().HasField("arrived")
+    frame = robot.push()
+    robot.wait(30)
+    assert robot.act(frame, np.zeros(DIMS))
+    newer = robot.push()
+    assert newer.arrived == pb.Arrived(seq=1, age_ns=30 * MS) and not newer.HasField("playing")
 
 
 def test_an_action_says_how_it_came_about(robot: ChunkSession):
@@ -204,8 +209,11 @@ def test_an_action_says_how_it_came_about(robot: ChunkSession):
     assert report.chosen == 1 and report.continues == 1
 
 
-@pytest.mark.parametrize("rtc", [None, False, True])
-def test_a_session_requests_continued_chunks_by_default(rtc: bool | None):
-    message = open_message(session_settings(rtc=rtc), "grasp")
-    assert message.HasField("rtc") == message.rtc == (rtc is not False)
-    assert not open_message(session_settings(chunks=False), "grasp").HasField("rtc")
+def test_the_service_chooses_the_execution_by_default_and_of_chunks_only():
+    assert open_message(session_settings(), "grasp").execution == pb.EXECUTION_AUTO
+    assert open_message(session_settings(chunks=False), "grasp").execution == pb.EXECUTION_UNSPECIFIED
+    for asked in Execution:
+        message = open_message(session_settings(execution=asked.value), "grasp")
+        assert EXECUTIONS[message.execution] is asked
+    with pytest.raises(InvalidArgument, match="execution: must be one of auto, continue, fresh, rest, slow, got 'rtc'"):
+        open_message(session_settings(execution="rtc"), "grasp")

@@ -52,13 +52,6 @@ def test_a_rejected_open_is_a_typed_error(serve, connect, code, kind):
     assert server.streams == 1
 
 
-def test_a_session_that_insists_on_rtc_is_not_opened_where_the_policy_cannot(serve, connect):
-    server = serve(answer_all)
-    with pytest.raises(FailedPrecondition, match="leave rtc unset") as caught, connect(server, rtc=True):
-        raise AssertionError("must not be entered")
-    assert caught.value.reason == "RTC_UNAVAILABLE" and server.streams == 1
-
-
 def test_nobody_at_the_address_is_unavailable(serve, connect):
     server = serve(answer_all)
     server.stop()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeflow_client.timeline import MAX_PLAYS, PlayLog, Timeline
+from edgeflow_client.trajectory import Playing
 
 MS = 1_000_000
 TEN = Timeline(1000 * MS, 20 * MS, 10)
@@ -24,7 +25,7 @@ def test_the_row_that_is_due_is_the_last_one_whose_moment_has_come(timeline, now
     begun = [step for step in range(timeline.horizon) if timeline.moment_ns(step) <= now_ns]
     due = begun[-1] if begun else 0
     assert timeline.step_at(now_ns) == due
-    assert timeline.due_age_ns(now_ns) == now_ns - timeline.stamp_ns - due * timeline.step_ns
+    assert timeline.due_age_ns(now_ns) == now_ns - timeline.start_ns - due * timeline.step_ns
 
 
 @given(timelines, instants, st.integers(0, 10**9))
@@ -44,7 +45,7 @@ def test_one_action_ends_as_it_always_did(stamp_ns, age_ns, validity_ns, limit_n
 def test_no_row_is_executed_past_its_limit_nor_a_chunk_past_its_validity(
     timeline, late_ns, validity_ns, limit_ns, data
 ):
-    received_ns = timeline.stamp_ns + late_ns
+    received_ns = timeline.start_ns + late_ns
     until_ns = timeline.valid_until_ns(received_ns, validity_ns, limit_ns)
     assert until_ns <= received_ns + validity_ns
     if limit_ns is None:
@@ -68,32 +69,52 @@ def test_a_limit_shorter_than_a_step_ends_the_chunk_with_the_row_that_is_due():
 def test_the_log_has_the_chunk_executed_at_a_moment():
     log = PlayLog()
     assert log.at(0) is None
-    log.begin(3, Timeline(1000, 10, 5), 1012, 1100)
-    log.begin(4, Timeline(1015, 10, 5), 1030, 1200)
+    log.begin(3, Timeline(1000, 10, 5), 1012, 1100, 1050)
+    log.begin(4, Timeline(1015, 10, 5), 1030, 1200, 1065)
     log.end(1060)
     log.end(1070)
     found = {instant: log.at(instant) for instant in (1011, 1012, 1029, 1030, 1059, 1060, 2000)}
-    assert found == {1011: None, 1012: (3, 1), 1029: (3, 2), 1030: (4, 1), 1059: (4, 4), 1060: None, 2000: None}
+    assert found == {
+        1011: None,
+        1012: Playing(3, 1, 1000),
+        1029: Playing(3, 2, 1000),
+        1030: Playing(4, 1, 1015),
+        1059: Playing(4, 4, 1015),
+        1060: None,
+        2000: None,
+    }
 
 
 def test_a_chunk_that_ran_out_is_not_executed():
     log = PlayLog()
-    log.begin(3, Timeline(1000, 10, 5), 1012, 1020)
+    log.begin(3, Timeline(1000, 10, 5), 1012, 1020, 1050)
     log.end(1500)
-    assert log.at(1019) == (3, 1)
+    assert log.at(1019) == Playing(3, 1, 1000)
     assert log.at(1020) is None
 
 
 def test_a_single_action_is_not_a_chunk():
     log = PlayLog()
-    log.begin(3, Timeline(1000), 1012, 1100)
+    log.begin(3, Timeline(1000), 1012, 1100, 1050)
     assert log.at(1020) is None
 
 
 def test_the_log_does_not_grow():
     log = PlayLog()
     for seq in range(1, 1001):
-        log.begin(seq, Timeline(100 * seq, 10, 5), 100 * seq, 100 * seq + 90)
-    assert log.at(100 * 1000) == (1000, 0)
+        log.begin(seq, Timeline(100 * seq, 10, 5), 100 * seq, 100 * seq + 90, 100 * seq + 50)
+    assert log.at(100 * 1000) == Playing(1000, 0, 100_000)
     assert log.at(100 * (1000 - MAX_PLAYS)) is None
-    assert log.at(100 * (1001 - MAX_PLAYS)) == (1001 - MAX_PLAYS, 0)
+    assert log.at(100 * (1001 - MAX_PLAYS)) == Playing(1001 - MAX_PLAYS, 0, 100 * (1001 - MAX_PLAYS))
+
+
+@pytest.mark.parametrize(("until", "over", "rests"), [(1100, 1050, 1050), (1040, 1050, 1040)])
+def test_a_robot_rests_once_its_rows_or_their_validity_are_over_and_until_the_next_begin(until, over, rests):
+    log = PlayLog()
+    assert log.rests_at(0)
+    log.begin(3, Timeline(1000, 10, 5), 1012, until, over)
+    assert [log.rests_at(at) for at in (1011, 1012, rests - 1, rests)] == [False, False, False, True]
+    log.begin(4, Timeline(1200, 10, 5), 1210, 1400, 1250)
+    assert not log.rests_at(1205)  # captured before the chunk that has begun since
+    log.end(1220)
+    assert not log.rests_at(1219) and log.rests_at(1220)

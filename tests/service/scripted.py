@@ -84,7 +84,8 @@ class Script:
     values: Callable[[SubmitFrame], list[float]] = good_values
     inputs: PolicyInputs = ANY_CAMERA
     schema: ActionSchema = SCHEMA
-    rtc: bool = False  # answers can continue chunks
+    continues: bool = False  # answers can continue chunks
+    bridged_rows: int | None = None  # of an answer; None = as many as a real worker says of a policy without rtc
     warnings: list[str] = field(default_factory=list)
     report: Callable[[SubmitFrame], ChunkReport] = lambda _: ChunkReport()
     valid: bool = True
@@ -153,6 +154,11 @@ class ScriptedWorker:
         for frame in frames:
             self._give_up(frame, "superseded", "", "OVERTAKEN", "a newer frame was answered first")
 
+    @property
+    def _bridged_rows(self) -> int:
+        bridged = self._script.bridged_rows
+        return self._script.schema.horizon // 4 if bridged is None else bridged
+
     def submitted(self) -> list[SubmitFrame]:
         return [message for message in self.seen if isinstance(message, SubmitFrame)]
 
@@ -171,7 +177,8 @@ class ScriptedWorker:
                     max_sessions=self._script.max_sessions,
                     inputs=self._script.inputs,
                     schema=self._script.schema,
-                    rtc=self._script.rtc,
+                    continues=self._script.continues,
+                    bridged_rows=self._bridged_rows,
                     warnings=self._script.warnings,
                 )
             )

@@ -105,19 +105,10 @@ def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenReques
     return replace(request, state=tuple(state), policy_numbers=()), kept
 
 
-def check_execution_facts(request: OpenRequest, facts: ExecutionFacts) -> None:
-    """Reject an execution that the policy or the meaning of its actions does not permit."""
-    asked, text = request.execution, ""
-    if asked is Execution.CONTINUE and not facts.continues:
-        text = "this policy does not continue chunks: ask for auto or fresh"
-    elif asked is Execution.SLOW and not facts.slows:
-        text = "the rows of this policy cannot be executed more slowly: ask for auto or rest"
-    if text:
-        raise FailedPrecondition(text, field="open.execution", reason=Reason.EXECUTION_UNAVAILABLE)
-
-
-def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
-    """Reject single actions from chunks of displacements: each row continues from the one before it."""
+def check_answers(request: OpenRequest, schema: ActionSchema, facts: ExecutionFacts) -> None:
+    """Reject single actions from chunks of displacements, where each row continues from the one before it, and an
+    execution that the policy or the meaning of its actions does not permit.
+    """
     if schema.horizon > 1 and any(schema.relative) and not request.chunks:
         raise FailedPrecondition(
             f"this policy answers with {schema.horizon} displacements, each from where the one before it leads: the "
@@ -125,3 +116,10 @@ def check_chunks(request: OpenRequest, schema: ActionSchema) -> None:
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )
+    asked, text = request.execution, ""
+    if asked is Execution.CONTINUE and not facts.continues:
+        text = "this policy does not continue chunks: ask for auto or fresh"
+    elif asked is Execution.SLOW and not facts.slows:
+        text = "the rows of this policy cannot be executed more slowly: ask for auto or rest"
+    if text:
+        raise FailedPrecondition(text, field="open.execution", reason=Reason.EXECUTION_UNAVAILABLE)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from edgeflow.contract import within_limits
-from edgeflow.ipc.messages import FrameResult, WorkerReady
+from edgeflow.ipc.messages import FrameResult, SubmitFrame, WorkerReady
 from edgeflow.scheduler.answer_ages import AnswerAges
-from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, Choice, ExecutionFacts, SessionExecution
+from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, ChosenExecution, ExecutionFacts, SessionExecution
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.frames import Event, InvalidOutputs, PendingAnswer, SentChunks, SessionFrame
@@ -47,9 +47,13 @@ def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
     return farthest if math.isfinite(farthest) else 0.0
 
 
-def validity_ms(ttl_ms: int, schema: ActionSchema) -> int:
-    """Time for which a robot may execute an answer: ttl_ms, or until the last row of its chunk ends."""
-    return min(ttl_ms, math.ceil(schema.horizon * schema.step_ms)) if schema.horizon > 1 else ttl_ms
+def validity_ms(ttl_ms: int, request: OpenRequest, schema: ActionSchema) -> int:
+    """Time for which a robot may execute an answer, where nothing is forecast: ttl_ms, or until the last row of its
+    chunk ends. The client of a front end executes rows until it asks again.
+    """
+    lasts_ms = math.ceil(schema.horizon * schema.step_ms)
+    ttl_ms = min(ttl_ms, lasts_ms) if request.chunks and lasts_ms else ttl_ms
+    return max(ttl_ms, int(schema.horizon * schema.step_ms)) if request.front else ttl_ms
 
 
 class FrameTimes:
@@ -150,7 +154,7 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """What a session has to know of its policy."""
+    """The facts of a policy that a session needs."""
 
     facts: ExecutionFacts
     """How its answers may be executed."""
@@ -171,7 +175,7 @@ class SessionAnswers:
     """The answers of a session. sent: the chunks sent last; ages: the ages of their frames on arrival at the robot.
 
     schema: the schema of the policy's chunks. The robot executes rows by the clock, starting at the row that is due; a
-    client of a front end starts at the first row, whenever the answer arrives.
+    client of a front end starts at the first row, whenever the answer arrives. ttl_ms: timing.action_ttl_ms.
     """
 
     def __init__(
@@ -181,10 +185,10 @@ class SessionAnswers:
         self.ages = AnswerAges()
         self.invalid = InvalidOutputs()
         self.age_limit = age_limit
-        self.gap_ns = request.control_period_ns  # the foretold time between two answers
+        self.gap_ns = request.control_period_ns  # the forecast time between two answers
         self.execution = SessionExecution(request.execution, facts, period_ns=request.control_period_ns)
         self._schema = schema
-        self._ttl_ms = ttl_ms
+        self._ttl_ms = validity_ms(ttl_ms, request, schema)
         self._whole = request.chunks
         self._by_clock = not request.front
         self._late_in_a_row = 0
@@ -203,7 +207,7 @@ class SessionAnswers:
 
     @property
     def valid_for_ms(self) -> int:
-        """How long a robot may execute its answers, as foretold."""
+        """How long a robot may execute its answers, as forecast."""
         return self._validity_ms(self.execution.valid_ns(self.expected_delay_ns, self.gap_ns))
 
     @property
@@ -225,7 +229,14 @@ class SessionAnswers:
             self.age_limit.valid_for(self._validity_ms(how.valid_ns) * 1_000_000)
         return how
 
-    def change(self) -> Choice | None:
+    def submit(
+        self, track: SessionFrame, number: int, request: OpenRequest, instruction: str, now_ns: int
+    ) -> SubmitFrame:
+        """The frame as the policy of session `number` receives it."""
+        delay_ns, turn_ns = self.expected_delay_ns, self.age_limit.turn_ns
+        return track.submit(number, request, instruction, now_ns, sent=self.sent, delay_ns=delay_ns, turn_ns=turn_ns)
+
+    def change(self) -> ChosenExecution | None:
         """The new choice of an execution, if the expected delay or the rate of answers changed it."""
         changed = self.execution.observe(self.expected_delay_ns, self.gap_ns)
         return self.execution.now if changed else None

@@ -189,6 +189,11 @@ class FramesInFlight:
         ready, self.ready = self.ready, None
         return ready
 
+    def withdraw(self, disposition: Disposition, code: str, reason: str, text: str) -> None:
+        """Withdraw the waiting action, if there is one."""
+        if (ready := self.take_ready()) is not None:
+            self.leave(ready.track, disposition, code, reason, text)
+
     def leave(self, track: SessionFrame, disposition: Disposition, code: str, reason: str, text: str) -> None:
         """Record the outcome of a frame that the caller has already removed, other than an answer."""
         self._answers.execution.left(track.frame.seq)

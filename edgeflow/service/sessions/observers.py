@@ -187,6 +187,8 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.age_seconds.observe(action.age_ns / 1e9)
         self.action_passes.observe(timings.passes)
         self.unsettled.inc(action.unsettled > 0)
+        if action.execution is not None:
+            self.executions.labels(action.execution.execution.value).inc()
         if report.seam is not Seam.NONE:
             self.seams.labels(report.seam.value).inc()
         for limit in {each.limit for each in report.limited}:
@@ -255,6 +257,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
         self.actions = self._counter("actions", "Actions sent", "mode", "reason")
         self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
+        self.executions = self._counter("executions", "Actions by how they are executed", "execution")
         self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
         self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not verified")
         self.sessions = self._gauge("sessions", "Open sessions")

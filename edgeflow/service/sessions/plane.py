@@ -26,13 +26,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.service.errors import error_of_code, no_worker
 from edgeflow.service.host.spare import start_threads
-from edgeflow.service.observation.requests import (
-    CheckedFrame,
-    OpenRequest,
-    check_chunks,
-    check_execution_facts,
-    matched,
-)
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, check_answers, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
@@ -139,9 +133,8 @@ class ControlPlane:
             answer: SessionOpened = await opened
             if self.worker is not worker:  # replaced meanwhile: the ring was in the lost one
                 raise no_worker()
-            check_chunks(request, answer.schema)
             policy = ServedPolicy.of(answer.schema, worker)
-            check_execution_facts(request, policy.facts)
+            check_answers(request, answer.schema, policy.facts)
         except BaseException:
             self._port.send(CloseSession(number))
             raise

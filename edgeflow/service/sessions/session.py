@@ -27,7 +27,7 @@ from edgeflow.contract import Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, ServedPolicy, SessionAnswers, validity_ms
+from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, ServedPolicy, SessionAnswers
 from edgeflow.service.sessions.frames import (
     INVALID_IN_A_ROW,
     ActionEvent,
@@ -73,12 +73,9 @@ class Session:
         self.ended: End | None = None
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
-        ttl_ms = validity_ms(rules.action_ttl_ms, self.robot_schema)
-        if request.front:  # it executes rows until it asks again
-            ttl_ms = max(ttl_ms, int(schema.horizon * schema.step_ms))
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         policy = policy or ServedPolicy.of(schema)
-        self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, ttl_ms=ttl_ms)
+        self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, ttl_ms=rules.action_ttl_ms)
         self._order = FrameOrder()
         self.rates = SessionRates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))
@@ -211,11 +208,7 @@ class Session:
             if (choice := self.answers.change()) is not None:
                 self.notify("execution", f"{choice.execution.value}: {choice.reason}")
             track.execution = self.answers.begin(track.frame)
-        sent, delay_ns = self.answers.sent, self.answers.expected_delay_ns
-        turn_ns = self.age_limit.turn_ns
-        return track.submit(
-            self.number, self.request, self.instruction, now_ns, sent=sent, delay_ns=delay_ns, turn_ns=turn_ns
-        )
+        return self.answers.submit(track, self.number, self.request, self.instruction, now_ns)
 
     def result(self, message: FrameResult) -> None:
         """Take an action if it is finite, within the limits and from this epoch; otherwise HOLD."""
@@ -323,8 +316,7 @@ class Session:
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action that was not taken yet is withdrawn. The STOP of a fault stays."""
         self.answers.halt(reason)
-        if (ready := self._frames.take_ready()) is not None:
-            self._frames.leave(ready.track, Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
+        self._frames.withdraw(Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
         if command is Command.STOP or not self.answers.invalid.fault:
             self._outbox.safe = ActionEvent(
                 epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.answers.valid_for_ms
@@ -377,14 +369,12 @@ class Session:
     def _withdraw_if_old(self, now_ns: int) -> None:
         ready = self._frames.ready
         if ready is not None and self.answers.is_late(ready, now_ns, self._delay_ns(ready)):
-            track = ready.track
-            self._frames.take_ready()
             text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"
-            if track.speculation is not None and self._frames.with_worker:
-                self._frames.leave(track, Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
+            if ready.track.speculation is not None and self._frames.with_worker:
+                self._frames.withdraw(Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
                 self._count_late()
             else:
-                self._frames.leave(track, Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
+                self._frames.withdraw(Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
                 self.hold(Reason.ACTION_TOO_OLD)
 
     def _delay_ns(self, ready: PendingAnswer) -> int:

@@ -33,7 +33,7 @@ from edgeflow_client.loadtest.robots.plan import (
     read_plan,
 )
 from edgeflow_client.loadtest.robots.robot import Posture
-from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from edgeflow_client.types import CameraSpec, Execution, ImageFormat, Mode, StateSpec
 from tests.client.loadtest.conftest import CAMERA
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_pattern_is_an_error_that_names_the_key(settings, words):
 
 def test_settings_are_read_by_the_type_of_their_field():
     own = {"robots": 4, "warm_up_s": "500ms", "grace_s": "3", "count": "25", "frames": "pictures", "seed": "7"}
-    session = {"mode": "depth", "depth": "3", "max_action_age_s": "80ms", "model": "demo", "rtc": "false"}
+    session = {"mode": "depth", "depth": "3", "max_action_age_s": "80ms", "model": "demo", "execution": "rest"}
     plan = plan_of(own=own, session=session, pattern={"rate_hz": 25.0})
     assert (plan.robots, plan.connections, plan.warm_up_s, plan.grace_s, plan.count) == (4, 4, 0.5, 3.0, 25)
     assert (plan.frames, plan.seed, plan.instructions) == (Path("pictures"), 7, ("grasp the red handle",))
@@ -124,7 +124,7 @@ def test_settings_are_read_by_the_type_of_their_field():
         depth=3,
         max_action_age_s=0.08,
         model="demo",
-        rtc=False,
+        execution=Execution.REST,
     )
     assert plan.session == agreed
     assert plan_of(own={"instructions": "lift it"}).instructions == ("lift it",)
@@ -150,7 +150,7 @@ def test_settings_are_read_by_the_type_of_their_field():
             {"mode": "fast"},
             r"session\.mode: 'fast' is not one of serial, pipelined, depth, speculative, auto",
         ),
-        ("session", {"rtc": "yes"}, r"session\.rtc: 'yes' is not true or false"),
+        ("session", {"execution": "rtc"}, r"session\.execution: 'rtc' is not one of auto, continue, fresh, rest, slow"),
         ("session", {"depth": "-1"}, r"session\.depth: -1 is outside 0 to"),
     ],
 )

@@ -30,7 +30,7 @@ def said(playing: ChunkPlayer, stamp_ms: int) -> pb.Frame:
 
 
 def test_nothing_is_reported_before_the_first_answer():
-    assert said(ChunkPlayer(), 100) == pb.Frame(stamp_ns=100 * MS)
+    assert said(ChunkPlayer(), 100) == pb.Frame(stamp_ns=100 * MS, resting=True)
 
 
 def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
@@ -83,8 +83,25 @@ def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
     assert said(playing, 1380).playing.seq == 4
 
 
-def test_single_actions_are_not_reported_as_chunks():
-    playing = ChunkPlayer()
+def test_single_actions_are_not_reported_as_chunks_and_move_the_robot_for_their_step():
+    playing = ChunkPlayer(100 * MS)
     single = pb.Action(command=pb.COMMAND_ACT, seq=1, stamp_ns=1000 * MS, horizon=1, valid_for_ms=250)
     assert playing.heard(single, 1040 * MS) == Seamed()
-    assert said(playing, 1050) == pb.Frame(stamp_ns=1050 * MS)
+    arrived = pb.Arrived(seq=1, age_ns=40 * MS)
+    assert said(playing, 1139) == pb.Frame(stamp_ns=1139 * MS, arrived=arrived)
+    assert said(playing, 1140) == pb.Frame(stamp_ns=1140 * MS, arrived=arrived, resting=True)
+
+
+def test_rows_from_the_arrival_at_the_rate_that_is_said_and_then_a_rest():
+    playing = ChunkPlayer()
+    answer = chunk(1, 1000)
+    answer.MergeFrom(pb.Action(from_arrival=True, rate=0.5, rows=2))
+    answer.valid_for_ms = 1000
+    playing.heard(answer, 1700 * MS)
+    frame = said(playing, 1820)
+    assert (frame.playing, frame.resting) == (pb.Playing(seq=1, step=1, start_ns=1700 * MS), False)
+    assert said(playing, 1900).resting
+    moving = chunk(2, 1880)
+    moving.from_arrival = True
+    playing.heard(moving, 1890 * MS)  # it does not stand still yet: rows count from the capture
+    assert said(playing, 1890).playing.start_ns == 1880 * MS

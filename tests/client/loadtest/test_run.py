@@ -101,6 +101,19 @@ async def test_robots_with_several_cameras_and_state_play_chunks(checkpoint):
         assert len(set(map(tuple, states))) == len(states) and all(len(state) == 2 for state in states)
 
 
+async def test_a_closed_loop_of_a_robot_that_rests_waits_until_it_stands_still(checkpoint):
+    """A frame taken in motion would never be answered, and the loop never go on."""
+    script = wide_script(bridged_rows=0)
+    script.schema = replace(script.schema, step_ms=20.0)
+    cameras = tuple(CameraSpec(name, *size, ImageFormat.JPEG) for name, size in SIZES.items())
+    session = replace(PLAN.session, cameras=cameras, state=(StateSpec(name="state", size=2),))
+    async with serving(checkpoint, script, **QUICK) as served:
+        run = LoadRun(plan_for(served, session=session, count=3), frames_for(cameras, None, 4, seed=0))
+        found = results_of(await run.measure(asyncio.Event()), {})
+        frames = found.total.frames
+        assert (frames.acted, frames.offered) == (3, 3)
+
+
 async def test_bursts_supersede(checkpoint):
     script = Script()
     async with serving(checkpoint, script, **QUICK) as served:

@@ -11,11 +11,13 @@ from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.frontends.grpc.stream import opened_message
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.sessions.admission import Admission
+from edgeflow.service.sessions.session import Session
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from edgeflow_client.types import CameraSpec, ImageFormat, Mode
+from edgeflow_client.types import CameraSpec, Execution, ImageFormat, Mode
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import MS, fill, make, ready, request
 from tests.service.sessions.test_admission_drafts import drafting, pong
+from tests.service.sessions.test_session_properties import RULES
 
 ONE_PASS = StageProgram((Stage(rows=PROMPT),))
 DENOISING = StageProgram((Stage(rows=PROMPT), Stage(rows=50, repeats=10, group=1, advances=False)))
@@ -47,7 +49,9 @@ def test_the_key_decides_how_many_passes_an_answer_has():
 @pytest.mark.parametrize("key", PROGRAMS)
 def test_a_robot_gets_the_tokens_of_its_own_answers(key: str):
     plan = serving(PROGRAMS).plan(keyed(drafting(), key), ())
-    opened = opened_message(1, SCHEMA, plan, model="m", valid_for_ms=1, request=request(10)).opened
+    asked = drafting()
+    answers = Session(1, asked, SCHEMA, RULES, 0).answers
+    opened = opened_message(1, SCHEMA, plan, model="m", answers=answers, request=asked).opened
     assert opened.action_tokens == opened.max_passes == PROGRAMS[key].passes
 
 
@@ -102,11 +106,16 @@ def test_policies_without_tokens_are_served_serially_if_drafts_are_requested(pro
 
 def test_auto_is_serial_where_chunks_continue_each_other():
     asked = request(10, Mode.AUTO, age_ms=1000)
-    admission = serving({"": DENOISING})
-    assert admission.plan(asked, ()).pace == Pace(DENOISING.passes), "the highest rate within the limit"
-    assert admission.plan(replace(asked, rtc=True), ()).pace == Pace(1)
+    continued = replace(asked, execution=Execution.CONTINUE)
+    for continues in (False, True):
+        admission = make()
+        admission.worker_ready(replace(ready(), bins=True, programs=[DENOISING], continues=continues))
+        highest = Pace(DENOISING.passes)  # the highest rate within the limit
+        assert admission.plan(asked, ()).pace == highest
+        assert admission.plan(replace(asked, execution=Execution.REST), ()).pace == highest
+        assert admission.plan(continued, ()).pace == (Pace(1) if continues else highest)
     with pytest.raises(FailedPrecondition, match="an action age of 20 ms cannot be kept"):
-        admission.plan(replace(asked, rtc=True, max_action_age_ns=20 * MS), ())
+        admission.plan(replace(continued, max_action_age_ns=20 * MS), ())
 
 
 def test_without_keys_there_is_one_program():
@@ -119,7 +128,7 @@ def test_a_worker_with_longer_answers_keeps_the_sessions_that_are_open():
     admission = serving(PROGRAMS)
     admission.enter(1, admission.plan(keyed(request(500), "arm"), ()))
     admission.worker_ready(replace(ready(), programs=[StageProgram.tokens(4)]))
-    assert admission.forecast_ages(admission.plans)[1] > 90 * MS
+    assert admission.forecast_answers(admission.plans)[1].age_ns > 90 * MS
     assert admission.plan(request(500), admission.others()).stages == 4
 
 
@@ -136,7 +145,7 @@ def test_all_cameras_that_the_policy_gets_are_decoded_and_no_other():
     assert three.robot.prepare_ns == pytest.approx(3 * one.robot.prepare_ns, abs=3)
     assert one.decode_ns < admission.plan(request(500, cameras=(LARGE,)), ()).decode_ns
     admission.enter(1, three)
-    assert admission.forecast_ages(admission.plans) == {1: three.worst_age_ns}
+    assert admission.forecast_answers(admission.plans)[1].age_ns == three.worst_age_ns
 
 
 @pytest.mark.parametrize(

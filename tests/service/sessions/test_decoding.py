@@ -53,7 +53,7 @@ def test_decoding_is_part_of_the_forecast_age():
     small, large = (admission.plan(request(500, cameras=(camera,)), ()) for camera in (SMALL, LARGE))
     assert large.worst_age_ns - small.worst_age_ns > 20 * MS
     admission.enter(1, large)
-    assert admission.forecast_ages(admission.plans) == {1: large.worst_age_ns}
+    assert admission.forecast_answers(admission.plans)[1].age_ns == large.worst_age_ns
 
 
 def decoders(*sessions: tuple[CameraSpec, int]) -> Decoders:

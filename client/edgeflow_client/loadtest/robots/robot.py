@@ -145,11 +145,13 @@ class LoadRobot:
 
     async def _pace_closed(self, window: int) -> None:
         while not self._done:
-            if self._call is not None and self.ledger.in_flight < window:
-                await self._sleep_until(self._playing.rests_from_ns)
-                await self._offer(self._clock.now_ns())
-            else:
+            now_ns = self._clock.now_ns()
+            if self._call is None or self.ledger.in_flight >= window:
                 await self._change()
+            elif now_ns < self._playing.rests_from_ns:
+                await self._sleep_until(self._playing.rests_from_ns)
+            else:
+                await self._offer(now_ns)
 
     async def _sleep_until(self, instant_ns: int) -> None:
         loop = asyncio.get_running_loop()

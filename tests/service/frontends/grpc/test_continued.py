@@ -35,16 +35,18 @@ REPORT = ChunkReport(
 
 
 def continuing():
-    return wide_script(rtc=True, report=lambda frame: REPORT if frame.playing is not None else ChunkReport())
+    return wide_script(
+        continues=True, bridged_rows=1, report=lambda frame: REPORT if frame.playing is not None else ChunkReport()
+    )
 
 
 async def test_the_chunk_in_execution_reaches_the_worker_and_reports_the_robot(checkpoint):
     script = continuing()
     async with serving(checkpoint, script) as served:
         robot = served.robot()
-        opened = await robot.open(**opening(chunks=True, rtc=True))
-        assert opened.rtc
-        await robot.frame(1, **observation())
+        opened = await robot.open(**opening(chunks=True, execution=pb.EXECUTION_CONTINUE))
+        assert opened.execution == pb.EXECUTION_CONTINUE
+        await robot.frame(1, **observation(resting=True))
         assert (await robot.action(1)).continues == 0
         arrived = pb.Arrived(seq=1, age_ns=70_000_000_000)
         await robot.frame(2, **observation(playing=pb.Playing(seq=1, step=0), arrived=arrived))
@@ -91,28 +93,63 @@ async def test_a_frame_in_flight_at_a_hold_does_not_start_the_robot_in_mid_motio
 
 
 @pytest.mark.parametrize(
-    ("asked", "possible"),
-    [({}, True), ({"rtc": False}, True), ({"chunks": False}, True), ({"rtc": True}, False)],
-    ids=["unset", "off", "single actions", "a policy that cannot"],
+    ("asked", "continues"),
+    [
+        ({}, False),
+        ({"chunks": False}, False),
+        ({"execution": pb.EXECUTION_FRESH}, False),
+        ({"execution": pb.EXECUTION_REST}, False),
+        ({"execution": pb.EXECUTION_AUTO}, True),
+    ],
+    ids=["unset", "single actions", "fresh", "rest", "auto"],
 )
-async def test_sessions_that_do_not_ask_for_it_or_cannot_have_it_get_fresh_chunks(checkpoint, asked, possible):
+async def test_chunks_are_continued_for_those_who_ask_for_it(checkpoint, asked, continues):
     script = continuing()
-    script.rtc = possible
     async with serving(checkpoint, script) as served:
-        robot = served.robot()
-        opened = await robot.open(**opening(chunks=True) | asked)
-        assert not opened.rtc
+        opened = await served.robot().open(**opening(chunks=True) | asked)
+        expected = asked.get("execution", pb.EXECUTION_UNSPECIFIED)
+        assert opened.execution == (pb.EXECUTION_CONTINUE if continues else expected)
         (request,) = [each for each in script.worker.seen if isinstance(each, OpenSession)]
-        assert not request.rtc
+        assert request.continues is continues
 
 
-async def test_single_actions_cannot_be_continued(checkpoint):
+async def test_a_robot_that_knows_nothing_of_executions_is_answered_for_every_frame_as_before(checkpoint):
     async with serving(checkpoint, continuing()) as served:
         robot = served.robot()
-        await robot.send(pb.ClientMessage(open=open_message(**opening(rtc=True))))
-        assert (await robot.rest())[0] is grpc.StatusCode.INVALID_ARGUMENT
+        opened = await robot.open(**opening(chunks=True))
+        for seq in (1, 2):  # a resting robot that asked for an execution would get an answer to the first one only
+            await robot.frame(seq, **observation(resting=True))
+            action = await robot.action(seq)
+            assert (action.execution, action.rate, action.rows, action.from_arrival) == (0, 0.0, 0, False)
+            assert action.valid_for_ms == opened.valid_for_ms == 250
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "reason"),
+    [
+        ({"execution": pb.EXECUTION_REST}, grpc.StatusCode.INVALID_ARGUMENT, "EXECUTION_WITHOUT_CHUNKS"),
+        ({"execution": 77, "chunks": True}, grpc.StatusCode.INVALID_ARGUMENT, "EXECUTION_UNKNOWN"),
+        (
+            {"execution": pb.EXECUTION_CONTINUE, "chunks": True},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "EXECUTION_UNAVAILABLE",
+        ),
+        (
+            {"execution": pb.EXECUTION_SLOW, "chunks": True},
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "EXECUTION_UNAVAILABLE",
+        ),
+    ],
+)
+async def test_an_execution_that_cannot_be_had_is_rejected_with_its_field(checkpoint, asked, status, reason):
+    script = wide_script()
+    script.schema = replace(script.schema, units=("m/s", "m/s", "fraction"))  # velocities, which are not slowed down
+    async with serving(checkpoint, script) as served:
+        robot = served.robot()
+        await robot.send(pb.ClientMessage(open=open_message(**opening(**asked))))
+        assert (await robot.rest())[0] is status
         trailers = dict(await robot.call.trailing_metadata())
-        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == ("RTC_WITHOUT_CHUNKS", "open.rtc")
+        assert (trailers["edgeflow-reason"], trailers["edgeflow-field"]) == (reason, "open.execution")
 
 
 async def test_a_single_action_continues_nothing_and_says_what_was_limited(checkpoint):
@@ -148,7 +185,7 @@ async def test_limits_of_the_configuration_hold_in_and_between_the_chunks_of_a_r
         ]
         state = [pb.StateVector(name=name, size=count) for name, count in size.vectors.items()]
         opened = await robot.open(cameras=cameras, state=state, chunks=True)
-        assert not opened.rtc
+        assert opened.execution == pb.EXECUTION_UNSPECIFIED
         images = [pb.Image(data=bytes([90]) * (3 * sides[0] * sides[1])) for sides in size.cameras.values()]
         numbers = [0.25] * sum(size.vectors.values())
         lines = []

@@ -1,0 +1,210 @@
+"""A session and the SDK's, without sockets: what is executed when, until when, and which frames are answered."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from edgeflow.contract import Chunk
+from edgeflow.ipc.messages import FrameResult, SubmitFrame
+from edgeflow.scheduler.execution import ExecutionFacts
+from edgeflow.scheduler.forecast import AnswerForecast
+from edgeflow.service.frontends.grpc.stream import opened_message, server_message
+from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.sessions.answers import ServedPolicy
+from edgeflow.service.sessions.frames import Event, NoticeEvent
+from edgeflow.service.sessions.observers import Metrics, Observers
+from edgeflow.service.sessions.session import Session
+from edgeflow_client.clock import ManualClock
+from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.wire import SessionSettings
+from edgeflow_client.pose import identity
+from edgeflow_client.rpc import control_pb2 as pb
+from edgeflow_client.session import ClientSession
+from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
+from edgeflow_client.types import Command, Execution
+from tests.service.scripted import SCHEMA
+from tests.service.sessions.test_admission import make, ready
+from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
+
+HORIZON, STEP_MS = 40, 50
+WIDE = replace(SCHEMA, horizon=HORIZON, step_ms=float(STEP_MS))
+FACTS = ExecutionFacts.of(WIDE, 10, continues=True, timed=False)
+CHUNK = Chunk((0.0, 0.0, 1.0) * HORIZON, HORIZON, float(STEP_MS))
+PERIOD_MS, FORETOLD_MS, GAP_MS = 100, 300, 600
+
+
+class ServedRobot:
+    """A robot with the SDK, at the same clock as the service, and a transport that takes no time."""
+
+    def __init__(self, asked: Execution, *, foretold_ms: int = FORETOLD_MS, keeps_history: bool = False) -> None:
+        self.clock = ManualClock(1000 * MS)
+        request = replace(REQUEST, chunks=True, execution=asked, max_action_age_ns=None)
+        policy = ServedPolicy(facts=FACTS, keeps_history=keeps_history)
+        self.service = Session(1, request, WIDE, RULES, self.clock.now_ns(), policy)
+        forecast = AnswerForecast(age_ns=foretold_ms * MS, gap_ns=GAP_MS * MS)
+        self.service.answers.foretell(forecast)
+        settings = SessionSettings(cameras=(), control_period_s=PERIOD_MS / 1e3, execution=asked)
+        self.robot = ClientSession(settings, "first", self.clock, 2000 * MS)
+        self.stream = OutgoingMessages(self.robot.opening())
+        next(self.stream)  # Open
+        admission = make()
+        admission.worker_ready(ready())
+        plan = admission.plan(request, ())
+        opened = opened_message(1, WIDE, plan, model="m", answers=self.service.answers, request=request).opened
+        self.robot.stream_opened(opened, self.stream)
+        self.events: list[Event] = []
+
+    def wait(self, ms: float) -> None:
+        self.clock.advance_ns(round(ms * MS))
+
+    def frame(self) -> SubmitFrame | None:
+        """A frame, as far as the worker; None if it is not passed on."""
+        now_ns, service = self.clock.now_ns(), self.service
+        self.robot.push([b"abc"], (), identity(), "", now_ns)
+        sent = next(self.stream).frame
+        service.admit(sent.seq, now_ns, now_ns)
+        playing = sent.playing if sent.HasField("playing") else None
+        arrived = sent.arrived if sent.HasField("arrived") else None
+        checked = CheckedFrame(
+            seq=sent.seq,
+            stamp_ns=now_ns,
+            images=(b"abc",),
+            playing=None if playing is None else Playing(playing.seq, playing.step, playing.start_ns),
+            arrived=None if arrived is None else Arrived(arrived.seq, arrived.age_ns),
+            resting=sent.resting,
+        )
+        if checked.arrived is not None:
+            service.answers.arrived(checked.arrived.seq, checked.arrived.age_ns)
+        service.offer(checked, now_ns)
+        if service.start_decoding(now_ns, alone=True) is None:
+            return None
+        service.decoded(b"abc", 1)
+        return service.start_sending(now_ns)
+
+    def answered(self, took_ms: float = FORETOLD_MS) -> pb.Action | None:
+        """The answer to a frame that is taken now, at the robot; None if the frame is not answered."""
+        frame = self.frame()
+        if frame is None:
+            return None
+        self.wait(took_ms)
+        self.service.result(
+            FrameResult(
+                session=1,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                chunk=CHUNK,
+                token_ids=[],
+                valid=True,
+                queue_ns=0,
+                inference_ns=round(took_ms * MS),
+                passes=1,
+                settled=0,
+                report=ChunkReport(),
+            )
+        )
+        new = self.service.take(self.clock.now_ns())
+        self.events += new
+        actions = []
+        for event in new:
+            message = server_message(event)
+            accepted = self.robot.stream_message(message)
+            if message.WhichOneof("kind") == "action":
+                assert accepted, self.robot.flight.statistics()
+                actions.append(message.action)
+        (action,) = actions
+        return action
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers", "valid_ms"),
+    [
+        (Execution.AUTO, 1, FORETOLD_MS + 2 * PERIOD_MS),  # a frame of its motion, and that one's answer
+        (Execution.CONTINUE, 2, GAP_MS + PERIOD_MS),
+        (Execution.FRESH, 2, GAP_MS + PERIOD_MS),
+        (Execution.SLOW, 2, GAP_MS + PERIOD_MS),
+        (Execution.REST, 1, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS),  # eight rows, a frame, and its answer
+    ],
+)
+def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, answers: int, valid_ms: int):
+    served = ServedRobot(asked)
+    for _ in range(answers):
+        action = served.answered()
+        assert action is not None and served.robot.directive().command is Command.ACT
+    assert action.valid_for_ms == valid_ms
+    served.wait(valid_ms - 1)
+    assert served.robot.directive().command is Command.ACT
+    served.wait(1)
+    assert (served.robot.directive().command, served.robot.directive().reason) == (Command.HOLD, "SILENCE")
+
+
+@pytest.mark.parametrize(
+    ("asked", "execution", "valid_ms", "rows"),
+    [
+        (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 14),
+        (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 11),  # at 75 % of the rate
+        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 18),
+    ],
+)
+def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_goes(asked, execution, valid_ms, rows):
+    opened = ServedRobot(asked).robot.opened
+    assert opened is not None and opened.execution is execution
+    assert opened.valid_for_s == valid_ms / 1e3
+    assert opened.unheard_m == pytest.approx(rows * math.sqrt(2))  # each row displaces x and y by 1 m at most
+
+
+def test_a_change_is_told_with_its_reason_and_goes_through_a_rest():
+    served = ServedRobot(Execution.AUTO)
+    for took_ms in (300, 1200, 1200, 1200):
+        action = served.answered(took_ms)
+        assert action is not None and (action.execution, action.rows) == (pb.EXECUTION_CONTINUE, 0)
+    last = served.answered(1200)
+    assert last is not None and last.execution == pb.EXECUTION_CONTINUE and not last.from_arrival
+    (notice,) = [each for each in served.events if isinstance(each, NoticeEvent) and each.kind == "execution"]
+    assert notice.text == "rest: answers take 1200 ms, and the policy bridges 500 ms"
+    assert last.rows == HORIZON  # 24 until it arrives, and half of a chunk after that
+    assert served.answered() is None, "it is still in motion"
+    served.wait(last.rows * STEP_MS)
+    rested = served.answered(1200)
+    assert rested is not None
+    assert (rested.execution, rested.from_arrival, rested.rows) == (pb.EXECUTION_REST, True, HORIZON // 2)
+
+
+@pytest.mark.parametrize("keeps_history", [False, True])
+def test_frames_of_a_history_reach_the_worker_though_they_are_not_answered(keeps_history: bool):
+    served = ServedRobot(Execution.AUTO, keeps_history=keeps_history)
+    first = served.frame()
+    assert first is not None and not first.seen_only and first.start_delay_ns == first.delay_ns == FORETOLD_MS * MS
+    served.wait(PERIOD_MS)
+    second = served.frame()  # the robot waits for the first answer
+    assert second is None if not keeps_history else second is not None and second.seen_only
+
+
+@pytest.mark.parametrize("asked", [Execution.AUTO, Execution.FRESH, Execution.REST])
+def test_a_first_inference_that_takes_700_ms_longer_skips_no_rows_and_is_forgotten(asked: Execution):
+    served = ServedRobot(asked, foretold_ms=30)
+    action = served.answered(730)
+    first = served.robot.directive().action
+    assert action is not None and first is not None and (first.seq, first.step) == (1, 0)
+    served.wait(2 * STEP_MS)
+    following = served.robot.directive().action
+    assert following is not None and following.step == 2
+    if asked is Execution.REST:
+        served.wait(action.rows * STEP_MS)
+    second = served.answered(30)
+    assert second is not None and second.execution == action.execution
+    assert second.max_age_ms < 1000  # the slow answer is no reason to permit old ones
+    third = served.frame() if asked is not Execution.REST else None
+    assert served.service.answers.expected_delay_ns == 30 * MS
+    assert third is None or third.delay_ns == 30 * MS
+
+
+def test_answers_are_counted_by_their_execution():
+    served, metrics = ServedRobot(Execution.REST), Metrics()
+    served.answered()
+    observers = Observers([metrics])
+    for event in served.events:
+        observers.sent(1, event)
+    assert metrics.registry.get_sample_value("edgeflow_executions_total", {"execution": "rest"}) == 1
