@@ -112,8 +112,8 @@ def test_the_directive_changes_with_the_row_and_not_otherwise(robot: ChunkSessio
     second = robot.session.directive()
     assert second is not first and robot.session.directive() is second
     assert (second.action.seq, second.action.received_ns) == (first.action.seq, first.action.received_ns)
-    assert robot.session.flight.statistics().steps == 2
-    assert robot.session.flight.statistics().actions == 1
+    assert robot.session.statistics().steps == 2
+    assert robot.session.statistics().actions == 1
 
 
 @pytest.mark.parametrize("valid_for_ms", [90, MAX_VALID_MS, 60_000])
