@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -244,15 +244,19 @@ def _gaps_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
 
 def _stretches(run: Measurement, received: Sequence[SentFrame]) -> list[tuple[float, SentFrame]]:
     """Time in ms from each action to the next, or to the end."""
-    ends_ns = [*(frame.received_ns for frame in received[1:]), run.end_ns]
-    return [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in zip(received, ends_ns, strict=True)]
+    return [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in _until_next(run, received)]
 
 
 def _latencies_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
     """Latency at execution of each row that was executed."""
     executed = [frame for frame in received if frame.executed is not None]
-    ends_ns = [*(frame.received_ns for frame in executed[1:]), run.end_ns]
-    return [ns / 1e6 for frame, end_ns in zip(executed, ends_ns, strict=True) for ns in frame.latencies_ns(end_ns)]
+    return [ns / 1e6 for frame, end_ns in _until_next(run, executed) for ns in frame.latencies_ns(end_ns)]
+
+
+def _until_next(run: Measurement, received: Sequence[SentFrame]) -> Iterator[tuple[SentFrame, int]]:
+    """Each frame with the receipt of the next one's action, or the end of the run."""
+    ends_ns = (*(frame.received_ns for frame in received[1:]), run.end_ns)
+    return zip(received, ends_ns, strict=False)  # without frames there is only the end
 
 
 def _happenings(run: Measurement, ledgers: Sequence[Ledger], kind: str) -> dict[str, int]:

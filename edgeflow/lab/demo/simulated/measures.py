@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,6 @@ from edgeflow.lab.demo.simulated.episodes import HELD, EpisodeRun
 from edgeflow_client.loadtest.measure import Distribution, distribution
 
 Series = NDArray[np.float64]
-_STANDS: Final = 1.5  # periods without a new row, after which the robot stands at the last one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +117,8 @@ def _jumps(run: EpisodeRun, period_s: float) -> tuple[list[Series], list[NDArray
     period_ns = round(period_s * 1e9)
     samples_ns = np.arange(at_ns[0] + period_ns // 2, run.seconds * 1e9, period_ns)
     last = np.searchsorted(at_ns, samples_ns, "right") - 1
-    chunks = np.array([each.captured_ns for each in run.commands], np.int64)[last]
-    chunks = np.where(samples_ns - at_ns[last] > _STANDS * period_ns, HELD, chunks)
+    stands = samples_ns > at_ns[last] + _lasts_ns(run, period_ns)[last]
+    chunks = np.where(stands, HELD, np.array([each.captured_ns for each in run.commands])[last])
     positions = np.array([(each.x, each.y, each.z) for each in run.commands])[last]
     velocities = np.diff(positions, axis=0) / period_s
     accelerations = np.diff(velocities, axis=0) / period_s
@@ -127,6 +127,19 @@ def _jumps(run: EpisodeRun, period_s: float) -> tuple[list[Series], list[NDArray
         seams.append(seams[-1][1:] | seams[-1][:-1])
     moved = [1000 * period_s * velocities, np.diff(velocities, axis=0), np.diff(accelerations, axis=0)]
     return [np.linalg.norm(each, axis=1) for each in moved], seams
+
+
+def _lasts_ns(run: EpisodeRun, period_ns: int) -> NDArray[np.int64]:
+    """How long each command leads on: until the next row of its chunk, and the last row as long as the one before it.
+
+    After that the robot stands.
+    """
+    lasts = np.full(len(run.commands), period_ns, np.int64)
+    for index, (row, after) in enumerate(pairwise(run.commands)):
+        if row.captured_ns == after.captured_ns:
+            lasts[index] = after.at_ns - row.at_ns
+            lasts[index + 1] = max(lasts[index], period_ns)
+    return lasts
 
 
 def _joined(parts: Sequence[Series]) -> Series:
