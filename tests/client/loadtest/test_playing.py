@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from edgeflow_client.loadtest.robots.playing import ChunkPlayer, Seamed
@@ -25,11 +23,6 @@ def chunk(seq: int, stamp_ms: int, *, continues: int = 0, conditioned: int = 0) 
     )
 
 
-def seam(playing: ChunkPlayer, message: pb.Action, now_ns: int) -> Seamed:
-    """How a chunk followed the one before, without the moments of its rows."""
-    return replace(playing.heard(message, now_ns), executed=None)
-
-
 def said(playing: ChunkPlayer, stamp_ms: int) -> pb.Frame:
     frame = pb.Frame(stamp_ns=stamp_ms * MS)
     playing.report(frame)
@@ -42,7 +35,7 @@ def test_nothing_is_reported_before_the_first_answer():
 
 def test_the_row_that_is_due_at_the_capture_and_the_age_of_the_newest_answer():
     playing = ChunkPlayer()
-    assert seam(playing, chunk(3, 1000), 1080 * MS) == Seamed()
+    assert playing.heard(chunk(3, 1000), 1080 * MS) == Seamed()
     frame = said(playing, 1120)
     assert (frame.playing.seq, frame.playing.step) == (3, 2)
     assert (frame.arrived.seq, frame.arrived.age_ns) == (3, 80 * MS)
@@ -62,17 +55,17 @@ def test_a_chunk_is_executed_until_its_validity_ends_or_a_hold():
 def test_a_late_chunk_is_executed_only_if_nothing_else_is_valid():
     playing = ChunkPlayer()
     playing.heard(chunk(1, 1000), 1080 * MS)
-    assert seam(playing, chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
+    assert playing.heard(chunk(2, 1050, continues=1, conditioned=2), 1150 * MS) == Seamed(continued=True)
     late = chunk(3, 1100, continues=2, conditioned=2)
-    assert seam(playing, late, 1201 * MS) == Seamed(continued=True, late=True)
+    assert playing.heard(late, 1201 * MS) == Seamed(continued=True, late=True)
     assert said(playing, 1210).playing.seq == 2
     apart = chunk(4, 1200, continues=1, conditioned=8)
-    assert seam(playing, apart, 1210 * MS) == Seamed(continued=True, late=True)
+    assert playing.heard(apart, 1210 * MS) == Seamed(continued=True, late=True)
     assert said(playing, 1220).playing.seq == 2
     fresh = chunk(5, 1200)
-    assert seam(playing, fresh, 1390 * MS) == Seamed()
+    assert playing.heard(fresh, 1390 * MS) == Seamed()
     later = chunk(6, 1300, continues=5, conditioned=2)
-    assert seam(playing, later, 1610 * MS) == Seamed(continued=True, late=True)
+    assert playing.heard(later, 1610 * MS) == Seamed(continued=True, late=True)
     assert said(playing, 1620).playing.seq == 6
 
 
@@ -82,10 +75,10 @@ def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
     playing.heard(chunk(1, 1000), 1080 * MS)
     if held:
         playing.heard(pb.Action(command=pb.COMMAND_HOLD), 1100 * MS)
-    assert seam(playing, chunk(2, 1300, continues=1, conditioned=8), 1330 * MS) == Seamed(continued=True, late=True)
+    assert playing.heard(chunk(2, 1300, continues=1, conditioned=8), 1330 * MS) == Seamed(continued=True, late=True)
     assert not said(playing, 1340).HasField("playing")
-    assert seam(playing, chunk(3, 1320), 1350 * MS) == Seamed()
-    assert seam(playing, chunk(4, 1330, continues=3, conditioned=2), 1360 * MS) == Seamed(continued=True)
+    assert playing.heard(chunk(3, 1320), 1350 * MS) == Seamed()
+    assert playing.heard(chunk(4, 1330, continues=3, conditioned=2), 1360 * MS) == Seamed(continued=True)
     assert playing.heard(chunk(5, 1340, continues=1, conditioned=8), 1370 * MS).late
     assert said(playing, 1380).playing.seq == 4
 
@@ -93,5 +86,5 @@ def test_nothing_continues_what_a_hold_or_the_end_of_validity_ended(held: bool):
 def test_single_actions_are_not_reported_as_chunks():
     playing = ChunkPlayer()
     single = pb.Action(command=pb.COMMAND_ACT, seq=1, stamp_ns=1000 * MS, horizon=1, valid_for_ms=250)
-    assert seam(playing, single, 1040 * MS) == Seamed()
+    assert playing.heard(single, 1040 * MS) == Seamed()
     assert said(playing, 1050) == pb.Frame(stamp_ns=1050 * MS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeflow_client.connection.wire import rate_of
 from edgeflow_client.rpc import control_pb2 as pb
@@ -19,7 +19,7 @@ class Seamed:
     """It continues the chunk in execution."""
     late: bool = False
     """It did not fit the chunk in execution on arrival."""
-    executed: Timeline | None = None
+    executed: Timeline | None = field(default=None, compare=False)
     """The moments of its rows, if it is executed from now on."""
 
 
