@@ -42,7 +42,7 @@ COMPARED: Final = (Execution.AUTO, Execution.CONTINUE, Execution.REST)
 FRESH_SPEEDS: Final = (0.0, 5.0)
 """Speeds at which FRESH is measured, too."""
 JUMP_CM: Final = 4.0
-"""Of still objects, in the cells that measure reactions."""
+"""The jump of still objects in the cells that measure reactions."""
 EPISODES, TARGET_EPISODES = 50, 200
 
 Row = dict[str, Any]

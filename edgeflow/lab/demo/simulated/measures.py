@@ -51,7 +51,7 @@ class JumpReactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionFigures:
-    """What the commands of a condition's episodes show."""
+    """Figures of the commands of a condition's episodes."""
 
     latency_at_execution_ms: Distribution
     """Age of the frame when a row of its answer is executed, per row."""
