@@ -8,7 +8,7 @@ interrupted goes on there. Blocks that do not begin within --minutes are left ou
 it has.
 
 Writes FILE, and beside it a file with `-figures` in its name, which holds distributions: success against delay, age in
-force, reaction latency, ticks without a new action, seams. `python -m benchmarks.pictures FILE ...` draws both.
+force, reaction latency, ticks without a new action. `python -m benchmarks.pictures FILE ...` draws both.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _row(cell: ClosedLoopCell, runs: Path) -> dict[str, Any]:
     """The figures of a cell, as a JSON value."""
     delay = cell.condition.delay
     injected = {"delay_ms": delay.mean_ns / 1e6, "jitter_ms": delay.jitter_ns / 1e6} if delay else {}
-    result = result_of(cell.condition, [stored(cell, runs)], STAGES)
+    result = result_of(cell.condition, [stored(cell, runs)], STAGES, PERIOD_S)
     return {"policy": Path(cell.policy).parent.name or cell.policy, **injected, **result.as_json()}
 
 

@@ -1,4 +1,4 @@
-"""Measures of a service as a robot notices it, from the log of actions: ages in force, reactions, ticks and seams."""
+"""Distributions of what a robot notices of a service, from the log of answers: ages in force, reactions, ticks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ PERCENTS = (0, 1, *range(5, 100, 5), 99, 100)
 def measures(runs: Sequence[EpisodeRun]) -> dict[str, Any]:
     """The measures of a condition as JSON values; distributions are percentiles at PERCENTS."""
     acted = [run for run in runs if run.acted]
-    later = [action for run in acted for action in run.acted[1:]]
     return {
         "age_in_force_ms": percentiles(_joined([ages_in_force_ms(run) for run in acted])),
         "reaction_ms": percentiles(_joined([reactions_ms(run) for run in acted])),
         "ticks": tick_shares(runs),
-        "jump_mm": percentiles(np.array([1000 * action.jump_m for action in later])),
-        "kick_mm_s": percentiles(np.array([1000 * action.kick_m_s for action in later])),
     }
 
 

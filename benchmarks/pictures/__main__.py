@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pictures import closed_loop, long_context, processes
+from benchmarks.pictures import closed_loop, executions, long_context, processes
 from edgeflow_client.errors import ConfigError
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,6 +21,7 @@ Draw = Callable[[Path, Mapping[str, Any]], None]
 PICTURES: Mapping[str, Draw] = {
     "closed-loop": closed_loop.draw_success,
     "closed-loop-figures": closed_loop.draw_delays,
+    "executions": executions.draw_executions,
     "long-context": long_context.draw_answers,
     "long-context-speed": long_context.draw_speed,
     "metaworld": closed_loop.draw_metaworld,

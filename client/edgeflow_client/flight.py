@@ -1,4 +1,4 @@
-"""Frames in flight: their capture times and poses, and their outcomes."""
+"""Frames in flight: their capture times and poses, their outcomes, and the time in which the robot was held."""
 
 from __future__ import annotations
 
@@ -54,8 +54,50 @@ class Statistics:
     """The same, 99th percentile."""
     age_max_ns: int
     """The same, largest."""
+    latency_at_execution_p50_ns: int
+    """Median age of the frame when a row of its answer was executed, of the last AGES_KEPT rows."""
+    latency_at_execution_p99_ns: int
+    """The same, 99th percentile."""
+    latency_at_execution_max_ns: int
+    """The same, largest of all rows."""
+    held_ns: int
+    """Time in HOLD or STOP after the first action; between a reset and the next action nothing counts."""
+    directed_ns: int
+    """Time since the first action that counts: with an action, or in HOLD or STOP."""
     last_refusal: str
     """Why the newest rejected frame was rejected; empty without one."""
+
+    @property
+    def held_share(self) -> float:
+        """Share of the time since the first action in which the robot was held; 0 before."""
+        return self.held_ns / self.directed_ns if self.directed_ns else 0.0
+
+
+class HeldTime:
+    """The time in HOLD or STOP, from the first action of an episode to its end; several episodes add up."""
+
+    def __init__(self) -> None:
+        self._held_ns = self._acted_ns = 0  # of the finished stretches
+        self._holds: bool | None = None  # in the present stretch; None between episodes
+        self._since_ns = 0
+
+    def change(self, now_ns: int, *, holds: bool) -> None:
+        """The robot is held, or acts, from now on. HOLD before an episode's first action does not count."""
+        if holds != self._holds and not (holds and self._holds is None):
+            self.end(now_ns)
+            self._holds, self._since_ns = holds, now_ns
+
+    def end(self, now_ns: int) -> None:
+        """The episode ends."""
+        self._held_ns, self._acted_ns = self.until(now_ns)
+        self._holds = None
+
+    def until(self, now_ns: int) -> tuple[int, int]:
+        """Time in HOLD or STOP, and time with an action, in nanoseconds."""
+        if self._holds is None:
+            return self._held_ns, self._acted_ns
+        lasted_ns = max(now_ns - self._since_ns, 0)
+        return self._held_ns + lasted_ns * self._holds, self._acted_ns + lasted_ns * (not self._holds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +120,9 @@ class Flight:
         self._taken: dict[int, Taken] = {}
         self._left: Counter[Disposition] = Counter()
         self._ages_ns: deque[int] = deque(maxlen=AGES_KEPT)
+        self._latencies_ns: deque[int] = deque(maxlen=AGES_KEPT)
+        self._longest_ns = 0
+        self.held = HeldTime()
 
     def offer(self, stamp_ns: int, pose: Pose | None) -> int:
         """Add a frame and return its number."""
@@ -111,9 +156,17 @@ class Flight:
         self.actions += 1
         self._ages_ns.append(age_ns)
 
-    def statistics(self) -> Statistics:
+    def executed(self, age_ns: int) -> None:
+        """Count a row that is executed, and the age of its frame."""
+        self.steps += 1
+        self._latencies_ns.append(age_ns)
+        self._longest_ns = max(self._longest_ns, age_ns)
+
+    def statistics(self, now_ns: int) -> Statistics:
         ages_ns = np.array(self._ages_ns or [0])
         p50, p99 = np.percentile(ages_ns, [50, 99])
+        latency_p50, latency_p99 = np.percentile(self._latencies_ns or [0], [50, 99])
+        held_ns, acted_ns = self.held.until(now_ns)
         return Statistics(
             offered=self.last_seq,
             in_flight=len(self._taken),
@@ -133,5 +186,10 @@ class Flight:
             age_p50_ns=round(p50),
             age_p99_ns=round(p99),
             age_max_ns=int(ages_ns.max()),
+            latency_at_execution_p50_ns=round(latency_p50),
+            latency_at_execution_p99_ns=round(latency_p99),
+            latency_at_execution_max_ns=self._longest_ns,
+            held_ns=held_ns,
+            directed_ns=held_ns + acted_ns,
             last_refusal=self.last_refusal,
         )

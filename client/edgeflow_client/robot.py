@@ -243,7 +243,7 @@ class RobotClient:
     def statistics(self) -> Statistics:
         """Counts and ages of the session so far."""
         with self._changed:
-            return self._session.flight.statistics()
+            return self._session.statistics()
 
     # Called by the link's thread.
 

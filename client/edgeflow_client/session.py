@@ -29,7 +29,7 @@ from edgeflow_client.connection.wire import (
 )
 from edgeflow_client.displacement import within_reach
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
-from edgeflow_client.flight import Flight, Taken
+from edgeflow_client.flight import Flight, Statistics, Taken
 from edgeflow_client.pictures import Picture, shrunk
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
 from edgeflow_client.reasons import Reason
@@ -127,6 +127,7 @@ class ClientSession:
         self._check_usable()
         check_text(instruction)
         self._instruction = instruction or self._instruction
+        self.flight.held.end(self._clock.now_ns())
         self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
         self._blender.restart()
         if self._outgoing is not None:
@@ -134,21 +135,33 @@ class ClientSession:
             if withdrawn:
                 self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
 
+    def statistics(self) -> Statistics:
+        """Counts and times so far."""
+        return self.flight.statistics(self._clock.now_ns())
+
     def close(self) -> None:
         """Accept no more actions."""
         self.closed = True
+        self.flight.held.end(self._clock.now_ns())
         self._watchdog.halt(Command.HOLD, Reason.CLOSED)
 
     def directive(self) -> Directive:
         """The current directive; the same object as long as nothing changes."""
         now = self._watchdog.directive()
         self._notice_reserve(now)
-        if self._published.command is Command.ACT and now.command is not Command.ACT:
-            self.flight.holds += 1
-        if now.command is Command.ACT and now is not self._published:
-            self.flight.steps += 1
-        self._published = now
+        if now is not self._published:
+            self._publish(now)
         return now
+
+    def _publish(self, now: Directive) -> None:
+        """Count a new directive."""
+        now_ns = self._clock.now_ns()
+        if now.action is not None:
+            self.flight.executed(now_ns - now.action.stamp_ns)
+        elif self._published.command is Command.ACT:
+            self.flight.holds += 1
+        self.flight.held.change(now_ns, holds=now.action is None)
+        self._published = now
 
     # Events of the stream.
 

@@ -34,7 +34,7 @@ def continued(
 
 
 def late(robot: ChunkSession) -> tuple[int, int]:
-    counts = robot.session.flight.statistics()
+    counts = robot.session.statistics()
     return counts.late, counts.late_played
 
 
@@ -75,7 +75,7 @@ def test_a_late_chunk_is_executed_after_the_last_row_of_the_other(robot: ChunkSe
     assert found[:4] == [(1, 4, False), (1, 5, False), (1, 6, False), (1, 7, False)]
     assert found[4:6] == [(2, 7, True), (2, 7, True)]
     assert late(robot) == (1, 1)
-    assert robot.session.flight.statistics().actions == 2
+    assert robot.session.statistics().actions == 2
 
 
 def test_a_late_chunk_whose_validity_ends_earlier_is_never_executed(robot: ChunkSession):
@@ -108,7 +108,7 @@ def test_a_resting_robot_is_not_started_by_a_chunk_that_continues_what_a_hold_en
     assert continued(robot, another, steps, continues=4)
     action = robot.session.directive().action
     assert (action.seq, action.late) == (6, False)
-    assert late(robot) == (0, 0) and robot.session.flight.statistics().ignored == 3
+    assert late(robot) == (0, 0) and robot.session.statistics().ignored == 3
 
 
 def test_a_chunk_from_the_reserve_continues_the_motion(robot: ChunkSession):
@@ -129,7 +129,7 @@ def test_a_chunk_from_the_reserve_is_in_execution_for_the_next_late_one(robot: C
     robot.wait(4 * STEP_MS)
     assert continued(robot, second, 2, continues=2)
     assert robot.session.directive().action.seq == 2
-    assert late(robot) == (2, 1) and robot.session.flight.statistics().actions == 2
+    assert late(robot) == (2, 1) and robot.session.statistics().actions == 2
 
 
 @pytest.mark.parametrize("end", ["hold", "reset", "instruction", "stream"])

@@ -20,7 +20,7 @@ def robot() -> StreamSession:
 def test_a_pose_too_far_is_not_offered(robot: StreamSession):
     with pytest.raises(InvalidArgument, match=r"pose\.position: is 400 m .* max_distance_m of the client is 100"):
         robot.push(at(400.0))
-    assert robot.session.flight.statistics().offered == 0
+    assert robot.session.statistics().offered == 0
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_age_is_measured_on_our_clock_from_the_echoed_stamp(robot: StreamSession
     robot.clock.advance_ns(70 * MS)
     robot.act(robot.write())
     assert robot.session.directive().action.age_ns == 70 * MS
-    assert robot.session.flight.statistics().age_max_ns == 70 * MS
+    assert robot.session.statistics().age_max_ns == 70 * MS
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_frame_was_captured_in_the_last_minute(robot: StreamSession, age_ns, r
     with pytest.raises(InvalidArgument) as refused:
         robot.push_captured(robot.clock.now_ns() - age_ns, instruction="place")
     assert (refused.value.field, refused.value.reason) == ("captured_ns", reason)
-    assert robot.session.flight.statistics().offered == 0
+    assert robot.session.statistics().offered == 0
     robot.push()
     assert robot.write().instruction == "grasp"
 
@@ -150,7 +150,7 @@ def test_an_action_that_arrives_beyond_its_limit_is_ignored_also_the_first(limit
             robot.session.stream_ended(Unavailable("gone"), final=False)
             robot.open()
             robot.session.reset("")
-    counts = robot.session.flight.statistics()
+    counts = robot.session.statistics()
     assert (counts.too_old, counts.actions, counts.ignored) == ((0, 3, 0) if limit_s == math.inf else (3, 0, 0))
 
 
@@ -225,7 +225,7 @@ def test_an_answer_to_a_frame_that_was_never_sent_is_ignored(robot: StreamSessio
     robot.push()
     robot.write()
     assert not robot.act(pb.Frame(seq=9, stamp_ns=1))
-    assert robot.session.flight.statistics().ignored == 1
+    assert robot.session.statistics().ignored == 1
 
 
 def test_results_of_before_a_reset_are_ignored_whatever_their_epoch(robot: StreamSession):
@@ -260,7 +260,7 @@ def test_a_new_stream_numbers_from_one_and_takes_nothing_along(robot: StreamSess
     robot.session.stream_ended(Unavailable("gone"), final=False)
     assert robot.push() == 3, "nobody listens, the robot goes on"
     robot.open()
-    assert robot.session.flight.statistics().dropped == 3
+    assert robot.session.statistics().dropped == 3
     assert not robot.act(old)
     assert robot.push() == 4
     frame = robot.write()
@@ -290,7 +290,7 @@ def test_after_close_no_action_is_accepted(robot: StreamSession):
 def test_why_a_frame_was_rejected_is_kept(robot: StreamSession):
     robot.push()
     robot.status(1, pb.DISPOSITION_REJECTED, code="INVALID_ARGUMENT", reason="IMAGE_WRONG_SIZE", text="8x6 agreed")
-    counts = robot.session.flight.statistics()
+    counts = robot.session.statistics()
     assert counts.rejected == 1
     assert counts.last_refusal == "INVALID_ARGUMENT IMAGE_WRONG_SIZE: 8x6 agreed"
 
@@ -310,7 +310,7 @@ def test_overtaken_frames_are_counted_among_the_superseded(robot: StreamSession)
     robot.status(1, pb.DISPOSITION_SUPERSEDED, reason="SUPERSEDED", text="replaced")
     robot.status(2, pb.DISPOSITION_SUPERSEDED, last_seq=3, reason="OVERTAKEN", text="overtaken")
     robot.status(3, pb.DISPOSITION_SUPERSEDED, reason="OVERTAKEN", text="told twice")
-    counts = robot.session.flight.statistics()
+    counts = robot.session.statistics()
     assert (counts.superseded, counts.overtaken, counts.in_flight) == (3, 2, 1)
 
 
@@ -318,7 +318,7 @@ def test_frames_that_are_never_disposed_of_do_not_pile_up(robot: StreamSession):
     for _ in range(1000):
         robot.push()
         robot.write()
-    counts = robot.session.flight.statistics()
+    counts = robot.session.statistics()
     assert counts.in_flight == 512
     assert counts.dropped == 1000 - 512
 
@@ -374,7 +374,7 @@ def test_every_frame_is_in_flight_or_has_one_disposition_and_actions_only_grow(s
             assert now.action.seq > restarted_at
             given_out.append(now.action.seq)
         assert up or now.command is Command.HOLD
-        counts = robot.session.flight.statistics()
+        counts = robot.session.statistics()
         left = counts.acted + counts.superseded + counts.rejected + counts.dropped
         assert counts.offered == counts.in_flight + left
     assert all(older <= newer for older, newer in pairwise(given_out))

@@ -24,6 +24,7 @@ class Distribution:
     deviation: float
     p50: float
     p90: float
+    p95: float
     p99: float
     p999: float
     max: float
@@ -34,14 +35,15 @@ def distribution(values: Sequence[float] | NDArray[np.float64]) -> Distribution:
     data = np.asarray(values, dtype=np.float64)
     if data.size == 0:
         nan = math.nan
-        return Distribution(count=0, mean=nan, deviation=nan, p50=nan, p90=nan, p99=nan, p999=nan, max=nan)
-    p50, p90, p99, p999 = (float(point) for point in np.percentile(data, [50, 90, 99, 99.9]))
+        return Distribution(count=0, mean=nan, deviation=nan, p50=nan, p90=nan, p95=nan, p99=nan, p999=nan, max=nan)
+    p50, p90, p95, p99, p999 = (float(point) for point in np.percentile(data, [50, 90, 95, 99, 99.9]))
     return Distribution(
         count=data.size,
         mean=float(data.mean()),
         deviation=float(data.std()),
         p50=p50,
         p90=p90,
+        p95=p95,
         p99=p99,
         p999=p999,
         max=float(data.max()),

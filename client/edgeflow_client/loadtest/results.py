@@ -207,16 +207,17 @@ def results_json(results: Results) -> str:
 
 def json_text(content: Any) -> str:
     """Strict JSON: NaN and infinities become null."""
-    return json.dumps(_finite(content), indent=2, allow_nan=False)
+    return json.dumps(finite(content), indent=2, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A JSON value with null for NaN and infinities."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value
 
 

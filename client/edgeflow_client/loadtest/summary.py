@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -75,6 +75,12 @@ class RobotSummary:
     gaps: int
     """Times in which a robot had no valid action."""
     longest_gap_ms: float
+    latency_at_execution_ms: Distribution
+    """Due to executed, per executed row."""
+    held_ms: float
+    """Time after a robot's first action without a valid one."""
+    held_share: float
+    """The same, of all time after the first action."""
     hold: dict[str, int] = field(default_factory=dict)
     stop: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
@@ -138,6 +144,9 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> RobotSummary:
     acted = [frame for frame in offered if frame.fate is Fate.ACTED]
     received = [frame for ledger in ledgers for frame in received_of(run, ledger)]
     gaps_ms = [gap for ledger in ledgers for gap in _gaps_ms(run, received_of(run, ledger))]
+    stretches = [each for ledger in ledgers for each in _stretches(run, received_of(run, ledger))]
+    held_ms = sum(max(length_ms - frame.valid_for_ms, 0.0) for length_ms, frame in stretches)
+    directed_ms = sum(length_ms for length_ms, _ in stretches)
     limit_s = run.plan.session.max_action_age_s
     timings = [frame.timings for frame in acted]
     return RobotSummary(
@@ -157,6 +166,11 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> RobotSummary:
         misses=sum(frame.missed(limit_s) for frame in acted),
         gaps=len(gaps_ms),
         longest_gap_ms=max(gaps_ms, default=0.0),
+        latency_at_execution_ms=distribution(
+            [each for ledger in ledgers for each in _latencies_ms(run, received_of(run, ledger))]
+        ),
+        held_ms=held_ms,
+        held_share=held_ms / directed_ms if directed_ms else math.nan,
         hold=_happenings(run, ledgers, "hold"),
         stop=_happenings(run, ledgers, "stop"),
         notices=_happenings(run, ledgers, "notice"),
@@ -225,9 +239,24 @@ def _gaps_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
     """Intervals from an action to the next, or to the end, that outlast its validity; the whole run without actions."""
     if not received:
         return [(run.end_ns - run.begin_ns) / 1e6]
-    ends_ns = [*(frame.received_ns for frame in received[1:]), run.end_ns]
-    stretches = [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in zip(received, ends_ns, strict=True)]
-    return [length_ms for length_ms, frame in stretches if length_ms > frame.valid_for_ms]
+    return [length_ms for length_ms, frame in _stretches(run, received) if length_ms > frame.valid_for_ms]
+
+
+def _stretches(run: Measurement, received: Sequence[SentFrame]) -> list[tuple[float, SentFrame]]:
+    """Time in ms from each action to the next, or to the end."""
+    return [((end_ns - frame.received_ns) / 1e6, frame) for frame, end_ns in _until_next(run, received)]
+
+
+def _latencies_ms(run: Measurement, received: Sequence[SentFrame]) -> list[float]:
+    """Latency at execution of each row that was executed."""
+    executed = [frame for frame in received if frame.executed is not None]
+    return [ns / 1e6 for frame, end_ns in _until_next(run, executed) for ns in frame.latencies_ns(end_ns)]
+
+
+def _until_next(run: Measurement, received: Sequence[SentFrame]) -> Iterator[tuple[SentFrame, int]]:
+    """Each frame with the receipt of the next one's action, or the end of the run."""
+    ends_ns = (*(frame.received_ns for frame in received[1:]), run.end_ns)
+    return zip(received, ends_ns, strict=False)  # without frames there is only the end
 
 
 def _happenings(run: Measurement, ledgers: Sequence[Ledger], kind: str) -> dict[str, int]:

@@ -15,6 +15,7 @@ from edgeflow_client.loadtest.terminal import FoldingTable
 
 TIMES = {
     "age": "age_ms",
+    "latency at execution": "latency_at_execution_ms",
     "service": "service_ms",
     "  decode": "decode_ms",
     "  queue": "queue_ms",
@@ -138,7 +139,9 @@ def _sentences(results: Results) -> list[str]:
     events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
     lines += [f"{name}: {_reasons(counts)}" for name, counts in (refused | events).items() if counts]
     if total.gaps:
-        lines.append(f"{total.gaps} times a robot had no valid action; longest interval {total.longest_gap_ms:.0f} ms")
+        held = f"; held {100 * total.held_share:.1f} % of the time" if total.held_ms else ""
+        longest = f"longest interval {total.longest_gap_ms:.0f} ms"
+        lines.append(f"{total.gaps} times a robot had no valid action; {longest}{held}")
     if total.contradictions:
         lines.append(f"[red]against the protocol: {_reasons(total.contradictions)}[/]")
     refusals = ((number, text) for number, text in enumerate(results.refusals) if text)

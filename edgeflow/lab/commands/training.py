@@ -45,6 +45,9 @@ def eval_demo(
         ),
     ] = "yes",
     speed: Annotated[list[float], typer.Option(metavar="N", help="Speed of the objects in cm/s. Repeatable.")] = [0.0],  # noqa: B006
+    jump: Annotated[
+        float, number("How far the target jumps once at a random time, in cm, up to 5; 0: not at all.", 0, 5)
+    ] = 0.0,
     profile: Annotated[list[str], typer.Option(metavar="NAME", help=PROFILE_HELP)] = ["none"],  # noqa: B006
     seeds: Annotated[int, number("Number of disjoint sets of episodes.", 1)] = 1,
     frame_hz: Annotated[float, number("Camera frames per second, up to 100.", 1, 100)] = 20.0,
@@ -85,6 +88,7 @@ def eval_demo(
         speculation=speculation,
         executions=execution,
         kv=kv,
+        jump_m=jump / 100,
     )
     eval_command(plan, out, as_json=as_json)
 

@@ -26,6 +26,7 @@ from edgeflow.engine.control.profile import load_profile
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS, SuccessRate, success_rate
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.measures import ExecutionFigures, execution_figures
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -35,6 +36,7 @@ from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.drawing import INK, figure_of, mode_colour, save
+from edgeflow_client.loadtest.results import finite
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Execution, Mode
 
@@ -58,6 +60,8 @@ class TableCondition:
     """Replaces the age that the passes cause."""
     execution: Execution = Execution.AUTO
     """How answers are executed."""
+    jump_m: float = 0.0
+    """How far the target object jumps once, at a random time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,7 @@ class ConditionResult:
     """Share of the started frames that were overtaken by a newer one."""
     unsettled: float
     """Share of the actions with unverified tokens."""
+    executed: ExecutionFigures
     late: float = 0.0
     """Share of the received chunks that came too late to continue as planned."""
     late_played: float = 0.0
@@ -97,6 +102,7 @@ class ConditionResult:
             "mode": condition.mode,
             "anchored": condition.anchored,
             "speed_cm_s": condition.speed * 100,
+            "jump_cm": condition.jump_m * 100,
             "profile": condition.profile,
             "episodes": self.success.episodes,
             "successes": self.success.successes,
@@ -115,11 +121,10 @@ class ConditionResult:
             "execution": condition.execution.value,
             "late": self.late,
             "late_played": self.late_played,
+            **self.executed.as_json(),
         }
-        return {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in figures.items()
-        }
+        known: dict[str, Any] = finite(figures)
+        return known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +148,8 @@ class EvaluationPlan:
     """How answers are executed."""
     kv: KVName = "model"
     """KV format, as in `policy.kv`."""
+    jump_m: float = 0.0
+    """As in TableCondition."""
 
 
 def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) -> Iterator[ConditionResult]:
@@ -167,10 +174,11 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
             speed=speed,
             profile=profile,
             execution=execution,
+            jump_m=plan.jump_m,
         )
         service = VirtualService(built.engine, built.limits, times[profile], execution=execution)
         runs = [list(_of_seed(service, condition, plan, seed, progress)) for seed in plan.seeds]
-        yield result_of(condition, runs, stages)
+        yield result_of(condition, runs, stages, plan.period_s)
 
 
 def _check_executions(plan: EvaluationPlan, built: BuiltEngine) -> None:
@@ -203,7 +211,7 @@ def run_episodes(
     service: VirtualService, condition: TableCondition, seeds: Sequence[int], period_s: float
 ) -> Iterator[EpisodeRun]:
     """Run one episode for each seed."""
-    sim = RobotSim(seeds[0], condition.speed)
+    sim = RobotSim(seeds[0], condition.speed, condition.jump_m)
     for seed in seeds:
         sim.reset(seed)
         delay = replace(condition.delay, seed=seed) if condition.delay else None
@@ -211,8 +219,10 @@ def run_episodes(
     sim.close()
 
 
-def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int) -> ConditionResult:
-    """The figures of a condition's episodes."""
+def result_of(
+    condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]], stages: int, period_s: float
+) -> ConditionResult:
+    """The figures of a condition's episodes. period_s: between camera frames."""
     runs = [run for of_seed in by_seed for run in of_seed]
     acted = [action for run in runs for action in run.acted]
     ages = [action.age_ns / 1e6 for action in acted] or [math.nan]
@@ -230,6 +240,7 @@ def result_of(condition: TableCondition, by_seed: Sequence[Sequence[EpisodeRun]]
         passes=Counter(action.passes for action in acted),
         overtaken=sum(run.overtaken for run in runs) / max(sum(run.begun for run in runs), 1),
         unsettled=sum(0 < action.settled < stages for action in acted) / max(len(acted), 1),
+        executed=execution_figures(runs, period_s),
         late=late / max(len(acted) + late - late_played, 1),
         late_played=late_played / max(len(acted), 1),
     )
@@ -269,7 +280,7 @@ def eval_command(plan: EvaluationPlan, out: Path, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([result.as_json() for result in results], indent=2))
     else:
-        table_console().print(_outcome_table(results, plan), _frame_table(results))
+        table_console().print(_outcome_table(results, plan), _frame_table(results), _execution_table(results))
         print(f"written: {out}/report.json, {out}/success.png")
 
 
@@ -312,10 +323,31 @@ def _frame_table(results: list[ConditionResult]) -> FoldingTable:
     return table
 
 
+def _execution_table(results: list[ConditionResult]) -> FoldingTable:
+    table = FoldingTable(
+        "condition", "latency, ms\np50, p95, p99, worst", "held ticks\nper minute",
+        "velocity jump, mm/s\np99 at seams, inside",
+        "reaction, ms\np50, p99", title="execution",
+        caption="latency: of executed rows; reaction: from a jump to the first command towards the new place",
+    )  # fmt: skip
+    for result in results:
+        executed, reaction = result.executed, result.executed.reaction
+        age, jump = executed.latency_at_execution_ms, executed.seams.velocity_m_s
+        table.add_row(
+            _name(result.condition),
+            ", ".join(f"{each:.0f}" for each in (age.p50, age.p95, age.p99, age.max)),
+            f"{executed.held_ticks_per_minute:.1f}",
+            ", ".join(f"{1000 * each.p99:.0f}" if each.count else "-" for each in (jump.seam, jump.inside)),
+            "-" if reaction is None else f"{reaction.towards.p50:.0f}, {reaction.towards.p99:.0f}",
+        )
+    return table
+
+
 def _name(condition: TableCondition) -> str:
     anchored = "" if condition.anchored else ", not anchored"
     chunks = "" if condition.execution is Execution.AUTO else f", {condition.execution.value}"
-    return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s"
+    jump = f", jump of {condition.jump_m * 100:g} cm" if condition.jump_m else ""
+    return f"{condition.profile}, {condition.mode}{chunks}{anchored}, {condition.speed * 100:g} cm/s{jump}"
 
 
 def _plot(results: list[ConditionResult], plan: EvaluationPlan, path: Path) -> None:

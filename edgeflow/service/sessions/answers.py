@@ -297,5 +297,5 @@ class SessionAnswers:
         how = ready.track.execution
         step_ns = self._schema.motion_ns * FULL_RATE // (how.rate_percent if how is not None else FULL_RATE)
         fits_ns = report.conditioned_steps * step_ns if report.continues else None
-        self.sent.add(seq, self._schema.horizon if self._whole else 1)
+        self.sent.add(seq, self._schema.horizon if self._whole else 1, ready.track.frame.stamp_ns)
         self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)

@@ -306,6 +306,7 @@ class SentChunks:
         self.halted_at = 0
         self.halt_reason: str = Reason.EPOCH_CHANGED
         self._horizons: dict[int, int] = {}
+        self._stamps_ns: dict[int, int] = {}
         self._answered = 0
         self._begun = 0  # the first frame whose answer was sent after the last halt; 0 = none
         self._rested = False
@@ -314,16 +315,29 @@ class SentChunks:
         """Record that the worker answered a frame."""
         self._answered = max(self._answered, seq)
 
-    def add(self, seq: int, horizon: int) -> None:
-        """Record that the answer to a frame was sent."""
-        self._horizons[seq] = horizon
+    def add(self, seq: int, horizon: int, stamp_ns: int = 0) -> None:
+        """Record that the answer to a frame of this stamp was sent."""
+        self._horizons[seq], self._stamps_ns[seq] = horizon, stamp_ns
         self._begun = self._begun or seq
         if len(self._horizons) > MOST_SENT:
-            del self._horizons[next(iter(self._horizons))]
+            oldest = next(iter(self._horizons))
+            del self._horizons[oldest], self._stamps_ns[oldest]
 
     def has(self, seq: int, step: int) -> bool:
         """True if this row of the answer to this frame was sent."""
         return step < self._horizons.get(seq, 0)
+
+    def executed_age_ns(self, frame: CheckedFrame) -> int | None:
+        """Age of the frame whose answer the robot executed at the capture of this one; None if it reports none.
+
+        A single action is executed from its arrival until the robot rests.
+        """
+        seq = 0
+        if frame.playing is not None:
+            seq = frame.playing.seq
+        elif frame.arrived is not None and not frame.resting and self._horizons.get(frame.arrived.seq) == 1:
+            seq = frame.arrived.seq
+        return max(frame.stamp_ns - self._stamps_ns[seq], 0) if seq in self._stamps_ns else None
 
     def may_continue(self, playing: Playing | None) -> bool:
         """True if this row was sent after the last `halt` and belongs to a chunk of several actions."""

@@ -28,7 +28,7 @@ from edgeflow.version import __version__
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
-from edgeflow_client.types import Command, Disposition
+from edgeflow_client.types import Command, Disposition, Execution
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -62,6 +62,10 @@ class ObservedFrame:
     """The robot reports that it executes a chunk that it was never sent."""
     late_chunk: bool
     """The robot reports a chunk that arrived too late to continue the one it executed."""
+    executed_age_ns: int | None = None
+    """Age of the frame whose answer the robot executed at the capture; None if it reports none."""
+    execution: Execution | None = None
+    """How the robot executes answers; None for a client that knows nothing of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +180,10 @@ class Metrics(ProcessMetrics, SessionObserver):
             self.unknown_chunks.inc()
         if frame.late_chunk:
             self.late_chunks.inc()
+        if frame.executed_age_ns is not None:
+            self.latency_at_execution.observe(frame.executed_age_ns / 1e9)
+        if frame.frame.resting and frame.frame.arrived is not None and frame.execution is not None:
+            self.resting_frames.labels(frame.execution.value).inc()
 
     def answered(self, session: int, action: ActionEvent) -> None:  # noqa: ARG002 - an observer's
         self.actions.labels(action.command.value, action.reason).inc()
@@ -267,12 +275,18 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
         self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
         self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")
+        self.resting_frames = self._counter(
+            "resting_frames", "Frames of robots that stood still after their first action", "execution"
+        )
         self.seams = self._counter("chunk_seams", "Chunks that continue the one in execution, or why not", "seam")
         self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
         self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
 
     def _time_metrics(self) -> None:
         self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the shortest transport")
+        self.latency_at_execution = self._histogram(
+            "latency_at_execution_seconds", "Age of the frame whose answer a robot executes, at each of its captures"
+        )
         self.decode_seconds = self._histogram("decode_seconds", "JPEG decoding")
         self.queue_seconds = self._histogram("queue_seconds", "Waiting for a pass")
         self.inference_seconds = self._histogram("inference_seconds", "Start of the first pass to end of the last")

@@ -244,6 +244,8 @@ class SessionRunner:
             gap_ns=gap_ns,
             unknown_chunk=playing is not None and not answers.sent.has(playing.seq, playing.step),
             late_chunk=arrived is not None and answers.arrived(arrived.seq, arrived.age_ns),
+            executed_age_ns=answers.sent.executed_age_ns(frame),
+            execution=choice.execution if (choice := answers.execution.now) is not None else None,
         )
 
 

@@ -11,6 +11,7 @@ from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
+from edgeflow_client.timeline import Timeline
 from edgeflow_client.types import CameraSpec, Disposition, ImageFormat, StageTimings
 from tests.service.conftest import no_collecting, write_fake_checkpoint
 
@@ -44,6 +45,7 @@ def acted(
     *,
     max_age_ms: int = 0,
     unsettled: int = 0,
+    executed: Timeline | None = None,
 ) -> None:
     """An action whose time in the service is half its age; its passes took 1 ms each."""
     number = ledger.offer(round(due_ms * MS), round(due_ms * MS)).number
@@ -58,6 +60,7 @@ def acted(
         timings=timings,
         max_age_ms=max_age_ms,
         unsettled=unsettled,
+        executed=executed,
     )
 
 

@@ -21,6 +21,7 @@ from edgeflow_client.loadtest.robots.ledger import Ledger
 from edgeflow_client.loadtest.robots.plan import Bursts, Fixed, Ramp
 from edgeflow_client.loadtest.summary import generator_of, summarise
 from edgeflow_client.loadtest.tables import print_results
+from edgeflow_client.timeline import Timeline
 from edgeflow_client.types import Disposition, Mode
 from tests.client.loadtest.conftest import MS, acted, disposed, measured
 from tests.client.scripted import opened
@@ -115,9 +116,19 @@ def test_gaps_reach_to_the_end_of_the_run():
         acted(ledger, due, 0.001)
     total = summarise(measured([ledger]), [ledger])
     assert (total.gaps, round(total.longest_gap_ms)) == (2, 400)
+    assert (round(total.held_ms), total.held_share) == (200, pytest.approx(0.2, abs=1e-3))
     silent = summarise(measured([Ledger(0)]), [Ledger(0)])
     assert (silent.gaps, silent.longest_gap_ms, silent.fps) == (1, 1000.0, 0.0)
     assert math.isnan(silent.age_ms.p50) and math.isnan(silent.pass_jitter)
+
+
+def test_latency_at_execution_counts_rows_until_another_answer_takes_over():
+    ledger = Ledger(0)
+    for due_ms in (0, 100):
+        acted(ledger, due_ms, 40, executed=Timeline(due_ms * MS, 20 * MS, 8))
+    acted(ledger, 200, 40)  # not executed: another chunk was
+    latency = summarise(measured([ledger]), [ledger]).latency_at_execution_ms
+    assert (latency.count, latency.max) == (5 + 6, 140.0), "40 to 120 ms until the second takes over, then to its end"
 
 
 def test_the_generator_knows_when_it_is_the_bottleneck():

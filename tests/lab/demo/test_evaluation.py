@@ -31,8 +31,6 @@ def acted(at_ms: int, age_ms: int, passes: int = 2, settled: int = 7) -> Acted:
         arrived_ns=at_ms * MS,
         passes=passes,
         settled=settled,
-        jump_m=0.01,
-        kick_m_s=0.1,
     )
 
 
@@ -70,7 +68,7 @@ def test_the_figures_of_a_condition():
         episode(EpisodeOutcome.SUCCESS, 2.0, acted(200, 100), acted(400, 120, passes=3), overtaken=1),
         episode(EpisodeOutcome.TIMEOUT, 8.0, acted(300, 140, passes=1, settled=4)),
     ]
-    result = result_of(CONDITION, [runs], 7)
+    result = result_of(CONDITION, [runs], 7, 0.05)
     assert (result.success.successes, result.success.episodes) == (1, 2)
     assert result.seconds_per_success == 10.0
     assert result.fps == pytest.approx(0.3)
@@ -83,10 +81,11 @@ def test_the_figures_of_a_condition():
 
 
 def test_without_success_or_action_there_is_no_figure():
-    result = result_of(CONDITION, [[episode(EpisodeOutcome.TIMEOUT, 8.0)]], 7)
+    result = result_of(CONDITION, [[episode(EpisodeOutcome.TIMEOUT, 8.0)]], 7, 0.05)
     assert math.isinf(result.seconds_per_success) and math.isnan(result.passes_mean)
     figures = result.as_json()
     assert figures["seconds_per_success"] is figures["age_mean_ms"] is figures["passes_mean"] is None
+    assert figures["latency_at_execution_ms"]["p50"] is figures["reaction_to_jump_ms"] is None
     assert figures["successes"] == 0
 
 

@@ -49,7 +49,7 @@ def run(mode: Mode, interval_ms: int, age_ms: int, successes: int = 9, failures:
         passes=np.full(recorder.ages_ms.size, 2.5),
         outcomes=outcomes,
         snapshots=(snapshot,),
-        statistics=Flight().statistics(),
+        statistics=Flight().statistics(0),
     )
 
 

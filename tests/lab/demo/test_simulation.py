@@ -5,7 +5,7 @@ from edgeflow.lab.demo.lockstep import run_episode
 from edgeflow.lab.demo.world.expert import Expert, action_goal, expert_action
 from edgeflow.lab.demo.world.layout import HANDLES, sample_layout
 from edgeflow.lab.demo.world.robot import MAX_SPEED
-from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.lab.demo.world.sim import JUMP_S, RobotSim
 from edgeflow.lab.demo.world.task import REACH, TIME_LIMIT, EpisodeOutcome, Task, judge_closing, names_of
 from edgeflow_client.pose import Pose, relative
 
@@ -144,3 +144,20 @@ def test_the_experts_action_composed_with_the_tool_is_the_grasp_pose(sim):
         goal = action_goal(sim.pose(), expert_action(sim.pose(), grasp))
         assert np.linalg.norm(relative(goal, grasp).position) < 1e-9
         assert expert_action(goal, grasp)[6] == 0.0
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.1])
+def test_the_target_jumps_once_and_stays_in_its_cell(speed):
+    sim = RobotSim(3, object_speed=speed, object_jump_m=0.05)
+    target, before, far = sim.task.target, None, []
+    while sim.time < JUMP_S[1] + 0.5:
+        handle = sim.handles[target]
+        place = handle.pose(sim.time).position[:2]
+        assert (handle.low - 1e-9 <= place).all() and (place <= handle.high + 1e-9).all()
+        far += [] if before is None else [float(np.linalg.norm(place - before))]
+        before = place
+        sim.step(0.01)
+    sim.close()
+    moved = [each for each in far if each > 2 * speed * 0.01 + 1e-9]
+    assert len(moved) == 1 and moved[0] == pytest.approx(0.05, abs=speed * 0.01 + 1e-9)
+    assert JUMP_S[0] <= sim.jump.at_s <= JUMP_S[1] + 0.01

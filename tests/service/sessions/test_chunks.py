@@ -13,6 +13,7 @@ from edgeflow.ipc.messages import FrameResult
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.frames import MOST_SENT, ActionEvent, SentChunks, StatusEvent
 from edgeflow.service.sessions.session import Session
+from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import Disposition
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -104,6 +105,19 @@ def test_sent_chunks_are_the_last_ones(sent: list[tuple[int, int]]):
     for seq in range(601):
         assert not chunks.has(seq, kept.get(seq, 0))
         assert seq not in kept or chunks.has(seq, kept[seq] - 1)
+
+
+def test_the_age_of_what_the_robot_executes_is_that_of_the_answered_frame():
+    chunks = SentChunks()
+    chunks.add(1, 8, 1000)
+    chunks.add(2, 1, 1500)
+    frame = CheckedFrame(seq=3, stamp_ns=1800, images=())
+    assert chunks.executed_age_ns(frame) is None
+    assert chunks.executed_age_ns(replace(frame, playing=Playing(1, 2), arrived=Arrived(2, 5))) == 800
+    single = replace(frame, arrived=Arrived(2, 5))
+    assert chunks.executed_age_ns(single) == 300, "a single action is executed from its arrival"
+    assert chunks.executed_age_ns(replace(single, resting=True)) is None
+    assert chunks.executed_age_ns(replace(frame, arrived=Arrived(1, 5))) is None, "no row of the chunk is due"
 
 
 def test_only_what_was_handed_out_counts_as_sent():

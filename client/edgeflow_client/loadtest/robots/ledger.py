@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from edgeflow_client.reasons import Reason
+from edgeflow_client.timeline import Timeline
 from edgeflow_client.types import Disposition, StageTimings
 
 _NOT_TOLD = StageTimings()
@@ -46,7 +47,8 @@ class SentFrame:
     """Tokens of the action that are not verified."""
     continued: bool = False
     late: bool = False
-    """continued and late: as in robots/playing.Seamed."""
+    executed: Timeline | None = None
+    """continued, late, executed: as in robots/playing.Seamed."""
 
     @property
     def age_ns(self) -> int:
@@ -56,6 +58,17 @@ class SentFrame:
         """True if the due row was too old on arrival: beyond limit_s, or else its own limit, or else its validity."""
         limit_ms = limit_s * 1000 if limit_s else self.max_age_ms or self.valid_for_ms
         return self.age_ns / 1e6 - self.ahead_ms > limit_ms
+
+    def latencies_ns(self, until_ns: int) -> list[int]:
+        """Age of the frame when each row of its answer was executed, until another answer took over."""
+        timeline = self.executed
+        if timeline is None:
+            return []
+        limit_ns = self.max_age_ms * 1_000_000 or None
+        until_ns = min(until_ns, timeline.valid_until_ns(self.received_ns, self.valid_for_ms * 1_000_000, limit_ns))
+        later = range(timeline.step_at(self.received_ns) + 1, timeline.horizon)
+        moments = [self.received_ns, *(ns for step in later if (ns := timeline.moment_ns(step)) < until_ns)]
+        return [ns - self.scheduled_ns for ns in moments]
 
     @property
     def start_ns(self) -> int:
@@ -114,6 +127,7 @@ class Ledger:
         unsettled: int = 0,
         continued: bool = False,
         late: bool = False,
+        executed: Timeline | None = None,
         horizon: int = 1,
         step_ms: float = 0.0,
     ) -> bool:
@@ -128,7 +142,7 @@ class Ledger:
         if horizon > 1 and step_ms > 0:
             record.ahead_ms = max(0, min(int(record.age_ns / 1e6 / step_ms), horizon - 1)) * step_ms
         record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
-        record.continued, record.late = continued, late
+        record.continued, record.late, record.executed = continued, late, executed
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgeflow_client.connection.wire import rate_of
 from edgeflow_client.rpc import control_pb2 as pb
@@ -19,6 +19,8 @@ class Seamed:
     """It continues the chunk in execution."""
     late: bool = False
     """It did not fit the chunk in execution on arrival."""
+    executed: Timeline | None = field(default=None, compare=False)
+    """The moments of its rows, if it is executed from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +63,18 @@ class ChunkPlayer:
         self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
         if action.horizon <= 1:
             until_ns = now_ns + action.valid_for_ms * 1_000_000
-            self._plays.begin(action.seq, Timeline(now_ns), now_ns, until_ns, now_ns + self._motion_ns)
-            return Seamed()
+            single = Timeline(now_ns)
+            self._plays.begin(action.seq, single, now_ns, until_ns, now_ns + self._motion_ns)
+            return Seamed(executed=single)
         played = self._played if self._played is not None and now_ns < self._played.until_ns else None
         report = ChunkReport(continues=action.continues, conditioned_steps=action.conditioned_steps)
         apart = played is None or report.continues != played.seq
         late = report.continues > 0 and (apart or report.is_late(age_ns, _step_ns(action)))
         waits = late and (played is None or report.continues < played.begun or now_ns < played.rows_until_ns)
-        if not waits:
-            self._play(action, now_ns, played.begun if played else action.seq)
-        return Seamed(continued=report.continues > 0, late=late)
+        timeline = None if waits else self._play(action, now_ns, played.begun if played else action.seq)
+        return Seamed(continued=report.continues > 0, late=late, executed=timeline)
 
-    def _play(self, action: pb.Action, now_ns: int, begun: int) -> None:
+    def _play(self, action: pb.Action, now_ns: int, begun: int) -> Timeline:
         stands = self._played is None or now_ns >= self._played.rows_until_ns
         start_ns, step_ns = action.stamp_ns, _step_ns(action)
         if action.from_arrival and stands:
@@ -83,6 +85,7 @@ class ChunkPlayer:
         rows_until_ns = min(timeline.over_ns, until_ns)
         self._played = _ExecutedChunk(action.seq, begun, rows_until_ns, until_ns)
         self._plays.begin(action.seq, timeline, now_ns, until_ns, rows_until_ns)
+        return timeline
 
     @property
     def rests_from_ns(self) -> int:

@@ -259,6 +259,7 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int, sea
             unsettled=max(len(action.token_ids) - action.settled, 0) if action.max_passes else 0,
             continued=seam.continued,
             late=seam.late,
+            executed=seam.executed,
         )
     else:
         ledger.happen(now_ns, command.value, action.reason)

@@ -141,14 +141,13 @@ class ClientRobot:
         self._directive = directive
 
     def _play(self, action: Action) -> None:
-        before = self._body.course
         target = action.target("frame" if self._plan.anchored else self._body.sim.pose())
+        captured_ns = self._captured[action.seq]
         if target.pose is not None:
-            self._body.sim.command(target.pose, target.values["gripper"])
+            self._body.command(target.pose, target.values["gripper"], captured_ns=captured_ns)
         if action.seq != self._playing:
             self._playing = action.seq
-            captured_ns, passes = self._captured[action.seq], action.timings.passes
-            self._body.note(before, captured_ns=captured_ns, passes=passes, settled=action.settled)
+            self._body.note(captured_ns=captured_ns, passes=action.timings.passes, settled=action.settled)
 
     @property
     def _delay_ns(self) -> int:

@@ -9,10 +9,10 @@ from typing import Final, Protocol
 import numpy as np
 
 from edgeflow.ipc.messages import FrameDropped, FrameResult
-from edgeflow.lab.demo.simulated.episodes import Acted
+from edgeflow.lab.demo.simulated.episodes import HELD, Acted, Commanded
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
-from edgeflow_client.pose import Vector
+from edgeflow_client.pose import Pose, Vector
 
 TICK_NS: Final = 10_000_000  # between two checks of what to execute
 
@@ -54,25 +54,18 @@ class Delay:
     """Seed of the random jitter."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """The commanded position and velocity."""
-
-    position: Vector
-    velocity: Vector
-
-
 class SimulatedBody:
     """A simulated robot whose time the caller advances.
 
-    now_ns: time since the start of the episode. acted: the executed actions. held_ns: time for which the SDK ordered
-    HOLD after the first action.
+    now_ns: time since the start of the episode. acted: the executed answers. commands: their executed rows, and HOLD
+    after the first. held_ns: time for which the SDK ordered HOLD after the first action.
     """
 
     def __init__(self, sim: RobotSim) -> None:
         self.sim = sim
         self.now_ns = 0
         self.acted: list[Acted] = []
+        self.commands: list[Commanded] = []
         self.held_ns = 0
         self._holds = False
         self._start_s = sim.time
@@ -80,6 +73,11 @@ class SimulatedBody:
     @property
     def running(self) -> bool:
         return self.sim.outcome is EpisodeOutcome.RUNNING
+
+    @property
+    def jumped_ns(self) -> int | None:
+        """When the object jumped; None before."""
+        return None if self.sim.jump is None else round((self.sim.jump.at_s - self._start_s) * 1e9)
 
     def move_to(self, instant_ns: int) -> None:
         """Advance physics to an instant; an instant in the past changes nothing."""
@@ -90,26 +88,40 @@ class SimulatedBody:
     def hold(self, *, first: bool) -> None:
         """Hold the position. first: an action was executed until now."""
         self._holds = self._holds or first
+        before = self.sim.goal().position
         self.sim.hold()
+        if first:
+            self._note(HELD, before)
 
-    @property
-    def course(self) -> Course:
-        return Course(self.sim.goal().position, self.sim.commanded_velocity())
-
-    def note(self, before: Course, *, captured_ns: int, passes: int, settled: int) -> None:
-        """Note an action that is executed from now on, in place of the given course."""
+    def command(self, goal: Pose, gripper: float, *, captured_ns: int) -> None:
+        """Execute a row of the answer to a frame."""
         self._holds = False
-        course = self.course
-        self.acted.append(
-            Acted(
-                captured_ns=captured_ns,
-                arrived_ns=self.now_ns,
-                passes=passes,
-                settled=settled,
-                jump_m=math.dist(course.position, before.position),
-                kick_m_s=math.dist(course.velocity, before.velocity),
-            )
-        )
+        before = self.sim.goal().position
+        self.sim.command(goal, gripper)
+        self._note(captured_ns, before)
+
+    def note(self, *, captured_ns: int, passes: int, settled: int) -> None:
+        """Note an answer that is executed from now on."""
+        self.acted.append(Acted(captured_ns=captured_ns, arrived_ns=self.now_ns, passes=passes, settled=settled))
+
+    def _note(self, captured_ns: int, before: Vector) -> None:
+        """Note the present command. before: the position commanded before it."""
+        x, y, z = (float(each) for each in self.sim.goal().position)
+        towards = self._towards(before)
+        self.commands.append(Commanded(at_ns=self.now_ns, captured_ns=captured_ns, x=x, y=y, z=z, towards=towards))
+
+    def _towards(self, before: Vector) -> bool:
+        """True if the command leads nearer to the place to which the object jumped than to the one before."""
+        jump, now = self.sim.jump, self.sim.goal().position
+        if jump is None:
+            return False
+        new = self.sim.grasps()[self.sim.task.target].position
+        return _nearer(before, now, new) > _nearer(before, now, new - jump.by)
+
+
+def _nearer(before: Vector, now: Vector, place: Vector) -> float:
+    """How much nearer to a place one position is than the one before it, metres."""
+    return math.dist(before, place) - math.dist(now, place)
 
 
 class DelayedAnswers:

@@ -89,6 +89,8 @@ class VirtualService:
             late=robot.late,
             late_played=robot.late_played,
             held_ns=body.held_ns,
+            commands=tuple(body.commands),
+            jumped_ns=body.jumped_ns,
         )
 
     def _plan(self, pace: Pace, period_ns: int, anchored: bool) -> RobotPlan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -43,10 +43,26 @@ class Handle:
 
     def pose(self, time: float) -> Pose:
         """Pose of the plate's centre; the handle bounces between the walls of its cell."""
+        planar, _ = self._motion(time)
+        return Pose(np.array([planar[0], planar[1], self.origin[2]]), wxyz=self.quaternion)
+
+    def jumped(self, time: float, metres: float) -> Handle:
+        """The handle after it jumped along x at a time, away from the nearer wall; it then moves on as before.
+
+        metres: at most half of its cell.
+        """
+        planar, velocity = self._motion(time)
+        near_low = planar[0] - self.low[0] < self.high[0] - planar[0]
+        begun = planar + np.array([metres if near_low else -metres, 0.0]) - velocity * time
+        return replace(self, origin=np.array([*begun, self.origin[2]]), velocity=velocity)
+
+    def _motion(self, time: float) -> tuple[Vector, Vector]:
+        """Position and velocity along x and y, bounces included, `[2]` each."""
         span = self.high - self.low
         travelled = np.mod(self.origin[:2] + self.velocity * time - self.low, 2.0 * span)
-        planar = self.low + np.where(travelled > span, 2.0 * span - travelled, travelled)
-        return Pose(np.array([planar[0], planar[1], self.origin[2]]), wxyz=self.quaternion)
+        back = travelled > span
+        planar = self.low + np.where(back, 2.0 * span - travelled, travelled)
+        return planar, np.where(back, -self.velocity, self.velocity)
 
     def grasp(self, time: float) -> Pose:
         """The tool pose in which the gripper closes on the pin."""

@@ -102,12 +102,6 @@ class ToolMotion:
         """Hold the controller's set point."""
         self.goal = self._setpoint
 
-    def velocity(self, seconds: float) -> Vector:
-        """Velocity `[3]` of the set point towards the goal in m/s, for control steps of `seconds`."""
-        left = self.goal.position - self._setpoint.position
-        far = float(np.linalg.norm(left))
-        return left * (MAX_SPEED / max(far, MAX_SPEED * seconds))  # slower in the last step, which ends at the goal
-
     def advance(self, seconds: float) -> None:
         """Move the set point and set the actuators; the caller steps the physics."""
         self._setpoint = approach(self._setpoint, self.goal, seconds)

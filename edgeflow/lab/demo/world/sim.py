@@ -6,6 +6,7 @@ near enough and well enough aligned (edgeflow/lab/demo/world/task.py).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,17 +21,29 @@ START_LOW: Final = np.array([0.37, -0.07, 0.28])  # metres, the volume in which 
 START_HIGH: Final = np.array([0.47, 0.07, 0.36])
 START_YAW: Final = 0.3  # radians
 START_TILT: Final = 0.12  # radians
+JUMP_S: Final = (0.3, 1.3)  # seconds from the reset, between which an object jumps
 _CONTROL_STEPS: Final = 2  # physics steps per control step
 _HALF_CLOSED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ObjectJump:
+    """A jump of the target handle."""
+
+    at_s: float
+    """Seconds from the reset."""
+    by: Vector
+    """`[3]`, metres."""
 
 
 class RobotSim:
     """The simulated robot. Deterministic: equal seeds and equal calls give bit-equal frames and poses."""
 
-    def __init__(self, seed: int, object_speed: float = 0.0) -> None:
+    def __init__(self, seed: int, object_speed: float = 0.0, object_jump_m: float = 0.0) -> None:
         self._scene = Scene()
         self._arm = ToolMotion(self._scene)
         self._object_speed = object_speed
+        self._object_jump_m = object_jump_m
         self._control_dt = _CONTROL_STEPS * float(self._scene.model.opt.timestep)
         self.reset(seed)
 
@@ -39,6 +52,9 @@ class RobotSim:
         rng = np.random.default_rng(seed)
         self.handles: tuple[Handle, ...] = sample_layout(rng, self._object_speed)
         self.task: Task = sample_task(rng, self.handles)
+        self.jump: ObjectJump | None = None
+        """The jump of the target handle, once it jumped."""
+        self._jumps_at_s = float(np.random.default_rng((seed, 1)).uniform(*JUMP_S))
         self._begin(sample_start(rng))
 
     def _begin(self, start: Pose) -> None:
@@ -68,10 +84,6 @@ class RobotSim:
     def goal(self) -> Pose:
         """The tool pose that was commanded last."""
         return self._arm.goal
-
-    def commanded_velocity(self) -> Vector:
-        """Velocity `[3]` that the controller commands the tool, m/s."""
-        return self._arm.velocity(self._control_dt)
 
     @property
     def joints(self) -> Vector:
@@ -103,6 +115,8 @@ class RobotSim:
         open_before = self._arm.aperture >= _HALF_CLOSED
         self._arm.advance(self._control_dt)
         self._ticks += 1
+        if self._object_jump_m and self.jump is None and self.time >= self._jumps_at_s:
+            self._jump()
         self._scene.place(self.handles, self.time)
         self._scene.mujoco.mj_step(self._scene.model, self._scene.data, _CONTROL_STEPS)
         self._scene.mujoco.mj_kinematics(self._scene.model, self._scene.data)
@@ -110,6 +124,13 @@ class RobotSim:
             self.outcome = judge_closing(self.pose(), self.grasps(), self.task.target)
         if self.outcome is EpisodeOutcome.RUNNING and self.time >= TIME_LIMIT - 1e-9:
             self.outcome = EpisodeOutcome.TIMEOUT
+
+    def _jump(self) -> None:
+        """Let the target handle jump once."""
+        target, time = self.task.target, self.time
+        moved = self.handles[target].jumped(time, self._object_jump_m)
+        self.jump = ObjectJump(time, moved.pose(time).position - self.handles[target].pose(time).position)
+        self.handles = tuple(moved if index == target else each for index, each in enumerate(self.handles))
 
     def capture(self) -> Image:
         """The wrist camera's frame `[96, 96, 3]`, RGB."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from edgeflow.contract import Pace, PassTimes, Speculation
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.lab.demo.simulated.episodes import EpisodeRun
+from edgeflow.lab.demo.simulated.episodes import HELD, EpisodeRun
+from edgeflow.lab.demo.simulated.measures import execution_figures
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.sim import RobotSim
@@ -154,7 +156,18 @@ def test_a_run_survives_the_way_through_json(engine, sim):
     assert EpisodeRun.from_json(json.loads(json.dumps(result.as_json()))) == result
 
 
-def test_commands_are_measured_by_how_far_they_lead_from_the_ones_before(engine, sim):
+def test_every_executed_action_is_a_command(engine, sim):
     result = run(engine, sim, SERIAL, even(20, 5))
-    assert all(action.jump_m >= 0 and 0 <= action.kick_m_s <= 0.5 + 1e-9 for action in result.acted)
-    assert max(action.jump_m for action in result.acted) > 0
+    executed = [(row.captured_ns, row.at_ns) for row in result.commands if row.captured_ns != HELD]
+    assert executed == [(action.captured_ns, action.arrived_ns) for action in result.acted]
+
+
+def test_the_robot_reacts_to_an_object_that_jumps(engine):
+    sim = RobotSim(0, object_jump_m=0.04)
+    result = run(engine, sim, SERIAL, even(20, 5))
+    figures = execution_figures([result], 0.05).reaction
+    assert sim.jump is not None and result.jumped_ns == round(sim.jump.at_s * 1e9)
+    assert np.linalg.norm(sim.jump.by) == pytest.approx(0.04)
+    assert figures.first.count == figures.towards.count == 1
+    assert 0 < figures.first.max <= figures.towards.max < 1000
+    sim.close()

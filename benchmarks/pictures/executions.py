@@ -1,0 +1,65 @@
+"""The picture of the executions: success on each device, a chart for each speed of the objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from edgeflow_client.loadtest.drawing import BLUE, GREEN, ORANGE, SKY, Share, figure_of, not_run, save, share_bars
+
+Row = Mapping[str, Any]
+EXECUTIONS: Final = {"auto": GREEN, "continue": BLUE, "rest": ORANGE, "fresh": SKY}
+"""The colour of each execution."""
+EVERYWHERE: Final = tuple(EXECUTIONS)[:3]
+"""Executions whose gaps are marked; `fresh` is measured at some speeds only."""
+
+
+def draw_executions(path: Path, report: Mapping[str, Any]) -> None:
+    """Draw success with its 95 % interval; one chart per speed, one group per device, one bar per execution."""
+    rows = [row for row in report["conditions"] if not row["jump_cm"]]
+    speeds = sorted({row["speed_cm_s"] for row in rows})
+    devices = sorted({(row["chunk_ms"], row["profile"]) for row in rows})
+    across = min(len(speeds), 2)
+    figure = figure_of(
+        6.6 * across,
+        2.9 * -(-len(speeds) // across) + 1.0,
+        f"Success of {report['model']} by execution, camera {report['frame_hz']:g} Hz, 95 % intervals\n"
+        "devices by the time of a chunk there, emulated",
+    )
+    panels = figure.subplots(-(-len(speeds) // across), across, squeeze=False).flat
+    for axes, speed in zip(panels, speeds, strict=False):
+        _draw_speed(axes, [row for row in rows if row["speed_cm_s"] == speed], devices)
+        axes.set_title(f"objects at {speed:g} cm/s" if speed else "still objects", fontsize=10)
+    for axes in list(panels)[len(speeds) :]:
+        axes.set_axis_off()
+    shown = [name for name in EXECUTIONS if any(row["execution"] == name for row in rows)]
+    patches = [Patch(color=EXECUTIONS[name], label=name) for name in shown]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(patches))
+    save(figure, path)
+
+
+def _draw_speed(axes: Axes, rows: Sequence[Row], devices: Sequence[tuple[float, str]]) -> None:
+    """One chart. An execution that was not run on a device leaves a marked gap."""
+    found = {(row["profile"], row["execution"]): row for row in rows}
+    names = [name for name in EXECUTIONS if name in EVERYWHERE or any(name == row["execution"] for row in rows)]
+    width = 0.88 / len(names)
+    axes.set_ylim(0, 112)
+    for group, (_, device) in enumerate(devices):
+        for index, name in enumerate(names):
+            place = group + (index - (len(names) - 1) / 2) * width
+            if (row := found.get((device, name))) is None:
+                not_run(axes, place, 0.92 * width)
+            else:
+                share_bars(axes, [place], [_share(row)], 0.92 * width, EXECUTIONS[name])
+    axes.set_xticks(range(len(devices)), [f"{device}\n{chunk_ms:.0f} ms" for chunk_ms, device in devices], fontsize=8)
+    axes.set_xlim(-0.5, len(devices) - 0.5)
+    axes.set_ylabel("success, %")
+
+
+def _share(row: Row) -> Share:
+    low, high = row["interval_95"]
+    return row["successes"] / row["episodes"], low, high
