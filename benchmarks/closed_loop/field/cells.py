@@ -6,17 +6,14 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from benchmarks.closed_loop.field.playback import AGGREGATES
 from benchmarks.closed_loop.field.robots import AlignedPlayback, AsyncClient, ChunkBroker, EnsembleRobot, FieldRobot
-from benchmarks.closed_loop.field.seams import LoggedSim, SeamJumps, seam_jumps
 from benchmarks.closed_loop.grid import PERIOD_S, SERIAL, SPEEDS
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import PROFILES
@@ -26,6 +23,7 @@ from edgeflow.lab.demo.simulated.client_robot import ClientRobot
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.robot import VirtualRobot
 from edgeflow.lab.demo.simulated.service import RobotFactory, VirtualService
+from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow_client.types import Execution
 
 DEVICES: Final = ("orin", "orin-smolvla", "orin-pi05", "rtx5090", "thor-pi05")
@@ -57,6 +55,8 @@ def _strategies() -> Iterator[FieldStrategy]:
     yield FieldStrategy("ACT ensemble, targets", partial(EnsembleRobot, targets=True))
 
 
+SHOWN: Final = ("p99", "max")
+"""Of the jumps at seams."""
 STRATEGIES: Final = tuple(_strategies())
 
 
@@ -108,14 +108,13 @@ def cell_figures(cell: FieldCell) -> dict[str, Any]:
         return robots[-1]
 
     service = VirtualService(built.engine, built.limits, times, execution=cell.strategy.execution, robot=make)
-    sim, runs, seams = LoggedSim(FRESH_SEEDS, cell.speed), list[EpisodeRun](), list[SeamJumps]()
+    sim, runs = RobotSim(FRESH_SEEDS, cell.speed), list[EpisodeRun]()
     for seed in range(FRESH_SEEDS, FRESH_SEEDS + cell.episodes):
         sim.reset(seed)
         run = service.run_episode(sim, SERIAL, period_s=PERIOD_S, anchored=True)
         runs.append(run)
-        seams += seam_jumps([action.arrived_ns for action in run.acted], sim)
     sim.close()
-    result = result_of(cell.condition, [runs], built.limits.stages).as_json()
+    result = result_of(cell.condition, [runs], built.limits.stages, PERIOD_S).as_json()
     figures = (
         "profile", "speed_cm_s", "episodes", "successes", "interval_95", "seconds_per_success", "fps",
         "age_mean_ms", "age_p50_ms", "age_p99_ms",
@@ -124,33 +123,22 @@ def cell_figures(cell: FieldCell) -> dict[str, Any]:
         "strategy": cell.strategy.name,
         **{name: result[name] for name in figures},
         "faulted": sum(isinstance(robot, FieldRobot) and robot.faulted for robot in robots),
-        "seams": len(seams),
-        **_seam_figures(seams),
+        **{
+            f"seam_{quantity}_{name}": each["seam"][name]
+            for quantity, each in result["seams"].items()
+            for name in SHOWN
+        },
     }
-
-
-def _seam_figures(seams: list[SeamJumps]) -> dict[str, float | None]:
-    parts: tuple[tuple[str, Callable[[SeamJumps], float]], ...] = (
-        ("seam_position_mm", lambda each: 1e3 * each.position_m),
-        ("seam_velocity_mm_s", lambda each: 1e3 * each.velocity_m_s),
-        ("seam_acceleration_m_s2", lambda each: each.acceleration_m_s2),
-    )
-    figures: dict[str, float | None] = {}
-    for name, value in parts:
-        values = [value(each) for each in seams]
-        figures[f"{name}_p99"] = float(np.percentile(values, 99)) if values else None
-        figures[f"{name}_largest"] = max(values, default=None)
-    return figures
 
 
 def line(row: dict[str, Any]) -> str:
     """The line of the table for a cell."""
-    names = ("age_p50_ms", "seam_position_mm_p99", "seam_velocity_mm_s_p99", "seam_acceleration_m_s2_p99")
+    names = ("age_p50_ms", "seam_position_mm_p99", "seam_velocity_m_s_p99", "seam_acceleration_m_s2_p99")
     age, position, velocity, acceleration = (math.nan if row[name] is None else row[name] for name in names)
     taken = "-" if row["seconds_per_success"] is None else f"{row['seconds_per_success']:.2f}"
     faulted = f", {row['faulted']} faulted" if row["faulted"] else ""
     return (
         f"{row['profile']:12} {row['speed_cm_s']:4g} cm/s  {row['strategy']:48} "
         f"{row['successes']:3} of {row['episodes']} {taken:>6} s {age:5.0f} ms  "
-        f"seams {position:5.1f} mm {velocity:5.0f} mm/s {acceleration:5.1f} m/s2{faulted}"
+        f"seams {position:5.1f} mm {velocity:5.3f} m/s {acceleration:5.1f} m/s2{faulted}"
     )

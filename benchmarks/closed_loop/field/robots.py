@@ -64,6 +64,7 @@ class FieldRobot:
         self._gripper = 6 if targets else plan.schema.names.index("gripper")
         self._frames: dict[int, FieldFrame] = {}
         self._unplayed: FrameResult | None = None  # the newest answer, until the first row after it is executed
+        self._captured_ns = 0  # of the frame that the newest answer in execution is of
         self._loop_ns = plan.schema.motion_ns
         self._next_loop_ns = 0
         self.faulted = False
@@ -113,17 +114,18 @@ class FieldRobot:
 
     def _execute(self, row: Vector) -> None:
         """Command the target of a row."""
-        before, sim = self._body.course, self._body.sim
+        sim = self._body.sim
         if self._targets:
             pose: Pose | None = Pose(row[:3], wxyz=multiply(TOOL_DOWN, from_rotvec(row[3:6])))
         else:
             pose = resolve(self._plan.schema, row, sim.goal()).pose
         assert pose is not None, "the embedded policies move the tool"
-        sim.command(pose, float(row[self._gripper]))
-        if (answer := self._unplayed) is not None:
-            self._unplayed = None
-            captured_ns = self._frames[answer.seq].captured_ns
-            self._body.note(before, captured_ns=captured_ns, passes=answer.passes, settled=answer.settled)
+        answer, self._unplayed = self._unplayed, None
+        if answer is not None:
+            self._captured_ns = self._frames[answer.seq].captured_ns
+        self._body.command(pose, float(row[self._gripper]), captured_ns=self._captured_ns)
+        if answer is not None:
+            self._body.note(captured_ns=self._captured_ns, passes=answer.passes, settled=answer.settled)
 
     def _deliver(self, message: FrameResult) -> None:
         assert message.valid, "the embedded policies answer with finite numbers"
