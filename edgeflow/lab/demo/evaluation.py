@@ -58,6 +58,8 @@ class TableCondition:
     """Replaces the age that the passes cause."""
     execution: Execution = Execution.AUTO
     """How answers are executed."""
+    follow_s: float = 0.0
+    """Aging.follow_s of the robot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,7 @@ class ConditionResult:
             "overtaken": self.overtaken,
             "unsettled": self.unsettled,
             "execution": condition.execution.value,
+            "follow_s": condition.follow_s,
             "late": self.late,
             "late_played": self.late_played,
         }
