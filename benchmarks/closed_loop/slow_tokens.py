@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.closed_loop.slow_tokens --json FILE
 
 The embedded policy, on objects that stand still and that move at 2.5 and 5 cm/s, at the pass times of four devices.
-Episodes run in simulated time with the real scheduler and engine. Finished blocks are stored in --runs, and a run that
-was interrupted goes on there. 20 episodes of every cell take about two hours of two cores; --most 4 shows that it works.
+Episodes run in simulated time with the real scheduler and engine. Finished cells are stored in --runs, and a run that
+was interrupted goes on there. 20 episodes of every cell take about an hour of two cores, --most 1 a few minutes.
 """
 
 from __future__ import annotations

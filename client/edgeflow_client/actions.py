@@ -211,8 +211,8 @@ class Action:
         return self.timeline.moment_ns(self.step)
 
     def due(self, now_ns: int) -> Action:
-        """The action with the row that is due, or with the moment of its moving target; the action itself if that is its
-        row, or the target stays. It never goes back.
+        """The action with the row that is due, or the present moment of a target that moves; the action itself if
+        neither changed. It never goes back.
         """
         if self.goal_velocity.any():
             read_ns = now_ns - (now_ns - self.received_ns) % STEP_NS
@@ -224,10 +224,10 @@ class Action:
         """Resolve the action against the pose of its frame ("frame") or against a given pose.
 
         now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's or the moving
-        target's moment if that is later. Against its frame, a row of a chunk is the motion of all rows up to it. From a given pose it is one row,
-        and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
-        FailedPrecondition if the action is relative and its frame was pushed without a pose, and if the target is not
-        finite.
+        target's moment if that is later. Against its frame, a row of a chunk is the motion of all rows up to it. From a
+        given pose it is one row, and there is no look-ahead: a present pose contains the motion since the frame, which
+        would count twice. Raises FailedPrecondition if the action is relative and its frame was pushed without a pose,
+        and if the target is not finite.
         """
         aging = self.aging
         commanded_ns = max(self.received_ns, self.moment_ns, self.read_ns) if now_ns is None else now_ns

@@ -53,13 +53,13 @@ class Aging:
                 raise InvalidArgument(f"must be 0 to {most:g} {unit}, got {value!r}", field=f"aging.{field.name}")
 
     def check(self, schema: ActionSchema) -> None:
-        """Raise FailedPrecondition for a look-ahead without a control rate, which chunks of several actions do not need,
-        and for goals to follow where actions are not the whole way to one.
+        """Raise FailedPrecondition for a look-ahead without a control rate, which chunks of several actions do not
+        need, and for goals to follow where actions are not the whole way to one.
         """
         if self.follow_s and not self.follows(schema):
             raise FailedPrecondition(
-                "is for a policy whose single actions are the whole way to their target, which this one does not state; "
-                "set it to 0",
+                "is for a policy whose single actions are the whole way to their target, which this one does not "
+                "state; set it to 0",
                 field="aging.follow_s",
             )
         if schema.horizon == 1 and self.look_ahead_s and not self.rate_hz(schema):
