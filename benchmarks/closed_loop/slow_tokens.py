@@ -1,4 +1,4 @@
-"""What a token policy does best on slow devices: modes, passes per answer, rests, and targets that follow their goal.
+"""A token policy on slow devices: modes, passes per answer, rests, and targets that follow their goal.
 
     .venv/bin/python -m benchmarks.closed_loop.slow_tokens --json FILE
 
