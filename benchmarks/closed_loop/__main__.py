@@ -20,12 +20,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from benchmarks.closed_loop.episode_blocks import run_all, stored
-from benchmarks.closed_loop.grid import MOVING, PERIOD_S, STAGES, ClosedLoopCell, cells
+from benchmarks.closed_loop.episode_blocks import row, run_all, stored
+from benchmarks.closed_loop.grid import MOVING, PERIOD_S, ClosedLoopCell, cells
 from benchmarks.closed_loop.measures import PERCENTS, measures
 from benchmarks.closed_loop.targets import targets
 from benchmarks.command import keep, machine_facts, options
-from edgeflow.lab.demo.evaluation import result_of
 
 
 def main() -> None:
@@ -46,9 +45,9 @@ def main() -> None:
         "frame_hz": 1 / PERIOD_S,
         "minutes_of_this_run": (time.monotonic() - began_s) / 60,
     }
-    rows = [_row(cell, arguments.runs) for cell in every]
-    for row in rows:
-        print(_line(row), flush=True)
+    rows = [row(cell, arguments.runs) for cell in every]
+    for each in rows:
+        print(_line(each), flush=True)
     reached = targets(rows)
     for each in reached:
         print(f"{each['figure']}: {each['measured']:.3g}, {each['target']}{'' if each['met'] else ': missed'}")
@@ -64,18 +63,10 @@ def _write(
     keep(beside, {**facts, "percents": PERCENTS, "conditions": figures})
 
 
-def _row(cell: ClosedLoopCell, runs: Path) -> dict[str, Any]:
-    """The figures of a cell, as a JSON value."""
-    delay = cell.condition.delay
-    injected = {"delay_ms": delay.mean_ns / 1e6, "jitter_ms": delay.jitter_ns / 1e6} if delay else {}
-    result = result_of(cell.condition, [stored(cell, runs)], STAGES, PERIOD_S)
-    return {"policy": Path(cell.policy).parent.name or cell.policy, **injected, **result.as_json()}
-
-
 def _figures(every: list[ClosedLoopCell], runs: Path) -> list[dict[str, Any]]:
     """The figures of anchored cells of the embedded policy at the middle speed, with their measures."""
     return [
-        {**_row(cell, runs), **measures(stored(cell, runs))}
+        {**row(cell, runs), **measures(stored(cell, runs))}
         for cell in every
         if cell.condition.speed == MOVING and cell.condition.anchored and cell.policy == "demo"
     ]

@@ -8,19 +8,30 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from benchmarks.closed_loop.grid import AT_ONCE, ORIN, PERIOD_S, RTX5090, STAGES, ClosedLoopCell, EpisodeBlock, blocks
-from edgeflow.contract import PassTimes
+from benchmarks.closed_loop.grid import (
+    AT_ONCE,
+    PERIOD_S,
+    RTX5090,
+    SLOW_PROFILES,
+    STAGES,
+    ClosedLoopCell,
+    EpisodeBlock,
+    blocks,
+)
+from edgeflow.contract import PassTimes, StageProgram
 from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, run_episodes
+from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.progress import reporting
 from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.worker.calibrate import calibrate
+from edgeflow_client.aging import Aging
 from edgeflow_client.errors import ConfigError
 
 
@@ -60,9 +71,11 @@ def run_all(cells: Sequence[ClosedLoopCell], folder: Path, pool: Executor, commi
 def run_block(block: EpisodeBlock, times: PassTimes, folder: Path) -> None:
     """Run a block's episodes and store them."""
     built = load_policy(block.cell.policy)
-    service = VirtualService(built.engine, built.limits, times)
+    condition = block.cell.condition
+    aging = Aging(follow_s=condition.follow_s)
+    service = VirtualService(built.engine, built.limits, times, execution=condition.execution, aging=aging)
     seeds = range(FRESH_SEEDS + block.first, FRESH_SEEDS + block.first + block.count)
-    runs = run_episodes(service, block.cell.condition, seeds, PERIOD_S)
+    runs = run_episodes(service, condition, seeds, PERIOD_S)
     _store(folder / block.name, json.dumps([run.as_json() for run in runs]))
 
 
@@ -71,6 +84,14 @@ def stored(cell: ClosedLoopCell, folder: Path) -> list[EpisodeRun]:
     files = [folder / block.name for block in blocks(cell)]
     every = [run for file in files if file.exists() for run in json.loads(file.read_text())]
     return [EpisodeRun.from_json(run) for run in every]
+
+
+def row(cell: ClosedLoopCell, folder: Path) -> dict[str, Any]:
+    """The figures of a cell that has runs, as a JSON value."""
+    delay = cell.condition.delay
+    injected = {"delay_ms": delay.mean_ns / 1e6, "jitter_ms": delay.jitter_ns / 1e6} if delay else {}
+    result = result_of(cell.condition, [stored(cell, folder)], STAGES, PERIOD_S)
+    return {"policy": Path(cell.policy).parent.name or cell.policy, **injected, **result.as_json()}
 
 
 def measured_times() -> PassTimes:
@@ -87,7 +108,10 @@ def _times(head: Path, commit: str, pool: Executor) -> dict[str, PassTimes]:
     if content["commit"] != commit:
         raise ConfigError(f"runs: {head.parent} has runs of commit {content['commit']}; this is {commit}")
     nothing = PassTimes(stages=STAGES, prefill_ns=0, two_prefills_ns=0, packed_ns=0, decode_ns=0, decodes_ns=0)
-    profiles = {name: profile.times(STAGES) for name in (ORIN, RTX5090) if (profile := load_profile(name))}
+    program = StageProgram.tokens(STAGES)
+    profiles = {
+        name: profile.times_of(program) for name in (RTX5090, *SLOW_PROFILES) if (profile := load_profile(name))
+    }
     return {THIS_MACHINE: PassTimes(**content["this_machine"]), AT_ONCE: nothing, **profiles}  # type: ignore[arg-type]
 
 

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, TableCondition, pace_name
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.model_paths import EMBEDDED_MODEL
+from edgeflow_client.types import Execution
 
 STAGES = 7  # K of the embedded policy, and of those that `edgeflow train-demo` makes
 PERIOD_S = 0.05  # between camera frames
@@ -22,6 +24,7 @@ MODES = (SERIAL, Pace(2), Pace(4), PIPELINED, EXACT, ONE_BIN, ONE_PASS)
 SPEEDS = (0.0, 0.05, 0.1)  # of the objects, m/s
 MOVING = 0.05
 ORIN, RTX5090 = "orin", "rtx5090"
+SLOW_PROFILES = (ORIN, "orin-smolvla", "orin-pi05")
 AT_ONCE = "at once"  # passes that take no time, under an injected delay
 GRID_EPISODES, COMPARED_EPISODES, ASIDE_EPISODES, DELAYED_EPISODES = 100, 200, 50, 20
 COMPARED = (SERIAL, PIPELINED, EXACT, ONE_BIN, ONE_PASS)
@@ -59,6 +62,8 @@ class EpisodeBlock:
             "anchored" if condition.anchored else "unanchored",
             f"{100 * condition.speed:g} cm per s",
             f"delay {delay.mean_ns // 1_000_000} jitter {delay.jitter_ns // 1_000_000}" if delay else "",
+            "" if condition.execution is Execution.AUTO else condition.execution.value,
+            f"follow {condition.follow_s:g}" if condition.follow_s else "",
             f"{self.first} to {self.first + self.count}",
         )
         return "-".join(re.sub(r"[^\w.]+", "_", part).strip("_") for part in parts if part) + ".json"
@@ -69,7 +74,7 @@ class EpisodeBlock:
         condition = self.cell.condition
         if condition.delay is not None:
             return 3
-        if condition.profile == ORIN:
+        if condition.profile in SLOW_PROFILES:
             return 4 if self.first else 2
         return int(self.cell.policy != EMBEDDED_MODEL)
 
@@ -77,9 +82,9 @@ class EpisodeBlock:
     def cost(self) -> float:
         """A guess of its seconds, to begin with the longest."""
         condition = self.cell.condition
-        passes = 3 if condition.profile == ORIN else 20
+        passes = 3 if condition.profile in SLOW_PROFILES else 20
         lost = condition.speed >= MOVING and condition.pace in (PIPELINED, Pace(4), Pace(2))
-        slow = lost or condition.speed > MOVING or condition.profile == ORIN or condition.delay is not None
+        slow = lost or condition.speed > MOVING or condition.profile in SLOW_PROFILES or condition.delay is not None
         return self.count * passes * (8.0 if slow else 2.0)
 
 
@@ -98,10 +103,17 @@ def blocks(cell: ClosedLoopCell) -> list[EpisodeBlock]:
 
 
 def condition(
-    pace: Pace, speed: float, profile: str, *, anchored: bool = True, delay: Delay | None = None
+    pace: Pace, speed: float, profile: str, *, anchored: bool = True, delay: Delay | None = None, **robot: Any
 ) -> TableCondition:
+    """robot: execution and follow_s, as in TableCondition."""
     return TableCondition(
-        mode=pace_name(pace, STAGES), pace=pace, anchored=anchored, speed=speed, profile=profile, delay=delay
+        mode=pace_name(pace, STAGES),
+        pace=pace,
+        anchored=anchored,
+        speed=speed,
+        profile=profile,
+        delay=delay,
+        **robot,
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from edgeflow_client.aging import OFF, Aging
 from edgeflow_client.displacement import POSITION, ROTATION, displacement, look_ahead_factor
 from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.following import STEP_NS
 from edgeflow_client.pose import Pose, Vector, compose, composed, multiply
 from edgeflow_client.reasons import Reason
 from edgeflow_client.timeline import Timeline
@@ -105,6 +106,10 @@ def _no_chunk() -> Vector:
     return np.zeros((0, 0))
 
 
+def _no_motion() -> Vector:
+    return np.zeros(3)
+
+
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Action:
     """An action, or the row of a chunk that is due; `values` is [dims] in the schema's units."""
@@ -159,6 +164,10 @@ class Action:
     """The share of the chunk's rate at which its rows are executed; `step_ns` allows for it."""
     report: ChunkReport = field(default_factory=ChunkReport)
     """How the chunk was made; its `continues` is a number returned by `push`."""
+    goal_velocity: Vector = field(default_factory=_no_motion)
+    """`[3]`, m/s, in the frame of frame_pose: the target moves on with it, for `aging.follow_s` from the capture."""
+    read_ns: int = 0
+    """The moment of a moving target; 0 = the receipt."""
     apart: bool = False
     """On arrival, a chunk other than `report.continues` was in execution."""
     advice: Advice = field(default_factory=Advice)
@@ -202,21 +211,26 @@ class Action:
         return self.timeline.moment_ns(self.step)
 
     def due(self, now_ns: int) -> Action:
-        """The action with the row that is due; the action itself if that is its row. It never goes back."""
+        """The action with the row that is due, or the present moment of a target that moves; the action itself if
+        neither changed. It never goes back.
+        """
+        if self.goal_velocity.any():
+            read_ns = now_ns - (now_ns - self.received_ns) % STEP_NS
+            return replace(self, read_ns=read_ns) if read_ns > max(self.read_ns, self.received_ns) else self
         step = self.timeline.step_at(now_ns)
         return self if step <= self.step else replace(self, step=step, values=self.chunk[step].copy())
 
     def target(self, pose_of: Pose | Literal["frame"] = "frame", now_ns: int | None = None) -> Target:
         """Resolve the action against the pose of its frame ("frame") or against a given pose.
 
-        now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's moment if that is
-        later. Against its frame, a row of a chunk is the motion of all rows up to it. From a given pose it is one row,
-        and there is no look-ahead: a present pose contains the motion since the frame, which would count twice. Raises
-        FailedPrecondition if the action is relative and its frame was pushed without a pose, and if the target is not
-        finite.
+        now_ns: when the command is given, on the client's clock; None = at receipt, or at the row's or the moving
+        target's moment if that is later. Against its frame, a row of a chunk is the motion of all rows up to it. From a
+        given pose it is one row, and there is no look-ahead: a present pose contains the motion since the frame, which
+        would count twice. Raises FailedPrecondition if the action is relative and its frame was pushed without a pose,
+        and if the target is not finite.
         """
         aging = self.aging
-        commanded_ns = max(self.received_ns, self.moment_ns) if now_ns is None else now_ns
+        commanded_ns = max(self.received_ns, self.moment_ns, self.read_ns) if now_ns is None else now_ns
         age_s = aging.age_s(self.stamp_ns, commanded_ns)
         step_age_s = aging.age_s(self.moment_ns, commanded_ns)
         with np.errstate(all="ignore"):  # a value that is too large is reported below
@@ -246,6 +260,9 @@ class Action:
             return replace(target, look_ahead_s=self.step * self.step_ns / 1e9 if target.pose else 0.0)
         factor = self._factor(aging, age_s)
         target = resolve(self.schema, self.values, self.frame_pose, factor)
+        if target.pose is not None and self.goal_velocity.any():
+            moved = self.goal_velocity * min(age_s, aging.follow_s)
+            return replace(target, pose=composed(target.pose.position + moved, target.pose.wxyz))
         return replace(target, look_ahead_s=(factor - 1.0) / aging.rate_hz(self.schema) if factor > 1.0 else 0.0)
 
     def _factor(self, aging: Aging, age_s: float) -> float:

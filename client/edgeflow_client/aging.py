@@ -10,7 +10,9 @@ from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.types import ActionSchema
 
 MAX_S = 10.0  # the most for every time set here
+MOST_FOLLOW_S = 1.0
 LOOK_AHEAD_S = 0.05  # the default for actions that are known to stand for one control step
+_MOST = {"control_rate_hz": (MAX_CONTROL_RATE_HZ, "Hz"), "follow_s": (MOST_FOLLOW_S, "s")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,11 @@ class Aging:
     """
     control_rate_hz: float = 0.0
     """Steps per second of the data that the policy was trained on; 0 = as the policy's schema states."""
+    follow_s: float = 0.0
+    """The largest age by which a target moves on with a moving goal, at most MOST_FOLLOW_S. For policies whose single
+    actions are the whole way to their target: successive answers tell how their goal moves (following.py). An answer
+    that is older on arrival stays where it is.
+    """
     slow_from_s: float = 0.0
     """The age beyond which `Target.speed` falls."""
     command_lead_s: float = 0.0
@@ -41,18 +48,30 @@ class Aging:
             value = getattr(self, field.name)
             if value is None and field.default is None:
                 continue
-            most, unit = (MAX_CONTROL_RATE_HZ, "Hz") if field.name == "control_rate_hz" else (MAX_S, "s")
+            most, unit = _MOST.get(field.name, (MAX_S, "s"))
             if not isinstance(value, int | float) or not 0.0 <= value <= most:
                 raise InvalidArgument(f"must be 0 to {most:g} {unit}, got {value!r}", field=f"aging.{field.name}")
 
     def check(self, schema: ActionSchema) -> None:
-        """Raise FailedPrecondition for a look-ahead without a control rate; chunks of several actions need none."""
+        """Raise FailedPrecondition for a look-ahead without a control rate, which chunks of several actions do not
+        need, and for goals to follow where actions are not the whole way to one.
+        """
+        if self.follow_s and not self.follows(schema):
+            raise FailedPrecondition(
+                "is for a policy whose single actions are the whole way to their target, which this one does not "
+                "state; set it to 0",
+                field="aging.follow_s",
+            )
         if schema.horizon == 1 and self.look_ahead_s and not self.rate_hz(schema):
             raise FailedPrecondition(
                 "is not set and the policy does not state it; set the control rate of its training data, in Hz: "
                 "a look-ahead multiplies actions by it",
                 field="aging.control_rate_hz",
             )
+
+    def follows(self, schema: ActionSchema) -> bool:
+        """True if targets move on with a moving goal."""
+        return bool(self.follow_s) and schema.whole_way and schema.horizon == 1 and moves_tool(schema)
 
     def undecided(self, schema: ActionSchema) -> bool:
         """True if neither these settings nor the schema state if relative actions stand for one control step."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
-from edgeflow_client.actions import Action, Advice, Directive
+from edgeflow_client.actions import Action, Advice, Directive, resolve
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
@@ -30,8 +31,9 @@ from edgeflow_client.connection.wire import (
 from edgeflow_client.displacement import within_reach
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.flight import Flight, Statistics, Taken
+from edgeflow_client.following import GoalTrack, SeenGoal
 from edgeflow_client.pictures import Picture, shrunk
-from edgeflow_client.pose import MAX_DISTANCE_M, Pose, check_pose
+from edgeflow_client.pose import MAX_DISTANCE_M, Pose, Vector, check_pose, distance
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.timeline import Timeline
@@ -70,6 +72,7 @@ class ClientSession:
         self._advice = Advice()
         self._max_distance_m = max_distance_m
         self._blender = Blender(blending)
+        self._goals = GoalTrack()
         self._watchdog = Watchdog(clock, resume_within_ns)
         self._outgoing: OutgoingMessages | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
@@ -101,7 +104,7 @@ class ClientSession:
         if instruction not in ("", self._instruction):
             self._instruction = instruction
             self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
-            self._blender.restart()
+            self._forget_answers()
         seq = self.flight.offer(stamp_ns, pose)
         if self._outgoing is None:
             self.flight.leave(seq, Disposition.DROPPED)
@@ -129,7 +132,7 @@ class ClientSession:
         self._instruction = instruction or self._instruction
         self.flight.held.end(self._clock.now_ns())
         self._watchdog.restart(self.flight.last_seq, Reason.RESET, rearm=True)
-        self._blender.restart()
+        self._forget_answers()
         if self._outgoing is not None:
             withdrawn = self._outgoing.reset(self._instruction)
             if withdrawn:
@@ -175,7 +178,7 @@ class ClientSession:
         self.flight.leave_all()
         self.flight.opens += 1
         self._first_seq = self.flight.last_seq
-        self._blender.restart()
+        self._forget_answers()
         self._arrived = None
         self._watchdog.opened(self.opened.epoch)
 
@@ -200,6 +203,10 @@ class ClientSession:
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
         self.flight.leave_all()
+
+    def _forget_answers(self) -> None:
+        self._blender.restart()
+        self._goals.restart()
 
     def _warn_undecided(self, schema: ActionSchema) -> None:
         """Warn once that targets have no look-ahead, because it is unknown if actions stand for one control step."""
@@ -243,12 +250,17 @@ class ClientSession:
             return False
         self._notice_reserve(held)
         if held.command is not Command.ACT:
-            self._blender.restart()  # chunks from before a HOLD must not be blended with new ones
+            self._forget_answers()  # those from before a HOLD must not be blended with new ones, or show a motion
         chunk = self._blender.blended(rows, timeline, message.epoch)
+        goal = self._goal_of(rows[0], taken, schema, now_ns)
         action = self._action_of(message, taken, opened, chunk, now_ns)
+        if goal is not None:
+            action = replace(action, goal_velocity=self._goals.velocity(goal))
         if not self._watchdog.offer(action):
             self.flight.ignored += 1
             return False
+        if goal is not None:
+            self._goals.add(goal)
         self.flight.late += action.late
         if self._watchdog.is_reserved(action):
             self._notice_reserve(self._watchdog.directive())  # `offer` may have replaced an earlier reserve
@@ -256,6 +268,14 @@ class ClientSession:
         else:
             self._accepted(action, chunk)
         return True
+
+    def _goal_of(self, values: Vector, taken: Taken, schema: ActionSchema, now_ns: int) -> SeenGoal | None:
+        """The goal that an answer names, if it is to be followed and the answer is young enough."""
+        aging, pose = self._aging, taken.pose
+        if pose is None or not aging.follows(schema) or now_ns - taken.stamp_ns > aging.follow_s * 1e9:
+            return None
+        goal = resolve(schema, values, pose).pose
+        return None if goal is None else SeenGoal(taken.stamp_ns, goal.position, distance(pose, goal))
 
     def _accepted(self, action: Action, chunk: TimedChunk) -> None:
         """The chunk of this action is executed from now on."""

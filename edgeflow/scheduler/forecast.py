@@ -59,7 +59,14 @@ class AnswerForecast:
     age_ns: int
     """The greatest age of a frame when its answer is sent."""
     gap_ns: int
-    """Time between two answers."""
+    """Time between two answers: the mean, or the longest where frames draft."""
+
+    @classmethod
+    def of(cls, seen: Forecast, pace: Pace) -> AnswerForecast:
+        """With drafts, answers take 1 to K passes, so the next one may come as late as the oldest."""
+        drafts = pace.speculation is not None and pace.speculation.max_passes != 1
+        gap_ns = max(seen.period_ns, seen.worst_age_ns) if drafts else seen.period_ns
+        return cls(age_ns=seen.worst_age_ns, gap_ns=gap_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

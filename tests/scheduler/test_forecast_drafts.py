@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 
 from edgeflow.contract import Pace, PassTimes, Speculation
-from edgeflow.scheduler.forecast import Forecast, ForecastSession, by_mode, forecast
+from edgeflow.scheduler.forecast import AnswerForecast, Forecast, ForecastSession, by_mode, forecast
 from edgeflow.scheduler.scheduler import SchedulerLimits
 from edgeflow.scheduler.verification import WHOLE, VerificationPasses
 from tests.cases import pairs_by_day
@@ -140,3 +140,11 @@ def test_the_modes_are_those_of_the_paces():
     assert modes["serial"] == forecast(TIMES, LIMITS, [ForecastSession(pace=Pace(1), period_ns=0)])[0]
     assert [mode for mode, seen in by_mode(TIMES, LIMITS).items() if seen.assumed] == ["speculative"]
     assert list(by_mode(replace(TIMES, stages=1), replace(LIMITS, stages=1))) == ["serial"]
+
+
+def test_with_drafts_the_next_answer_may_take_as_long_as_the_oldest():
+    """On average they come much sooner, and an action that is valid for the average alone leaves the robot holding."""
+    seen = Forecast(actions=10, span_ns=10_000, age_ns=2_000, worst_age_ns=7_000)
+    assert AnswerForecast.of(seen, Pace(0, Speculation())) == AnswerForecast(age_ns=7_000, gap_ns=7_000)
+    for pace in (Pace(0, Speculation(0, 1)), Pace(1), Pace(7)):
+        assert AnswerForecast.of(seen, pace) == AnswerForecast(age_ns=7_000, gap_ns=1_000)

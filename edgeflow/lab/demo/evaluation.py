@@ -62,6 +62,8 @@ class TableCondition:
     """How answers are executed."""
     jump_m: float = 0.0
     """How far the target object jumps once, at a random time."""
+    follow_s: float = 0.0
+    """Aging.follow_s of the robot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,7 @@ class ConditionResult:
             "overtaken": self.overtaken,
             "unsettled": self.unsettled,
             "execution": condition.execution.value,
+            "follow_s": condition.follow_s,
             "late": self.late,
             "late_played": self.late_played,
             **self.executed.as_json(),

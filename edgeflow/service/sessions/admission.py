@@ -198,13 +198,12 @@ class Admission:
     def forecast_answers(self, plans: Mapping[int, SessionPlan]) -> dict[int, AnswerForecast]:
         """The answers that each of these sessions gets, side by side."""
         seen = forecast(self._times, self._limits, tuple(plan.robot for plan in plans.values()))
-        return {
-            number: AnswerForecast(
-                age_ns=each.worst_age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS,
-                gap_ns=min(each.period_ns, LONGEST_GAP_NS),
-            )
-            for (number, plan), each in zip(plans.items(), seen, strict=True)
-        }
+        found: dict[int, AnswerForecast] = {}
+        for (number, plan), each in zip(plans.items(), seen, strict=True):
+            answers = AnswerForecast.of(each, plan.pace)
+            age_ns = answers.age_ns + self._decoders.frame_ns(plan.cameras, number) + OVERHEAD_NS
+            found[number] = AnswerForecast(age_ns=age_ns, gap_ns=min(answers.gap_ns, LONGEST_GAP_NS))
+        return found
 
     @property
     def plans(self) -> dict[int, SessionPlan]:

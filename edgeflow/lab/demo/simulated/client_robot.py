@@ -18,6 +18,7 @@ from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, ExecutionFacts, SessionExecution
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow_client.actions import Action, Directive
+from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import EXECUTIONS, SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
@@ -57,6 +58,8 @@ class RobotPlan:
     """Between two frames."""
     keeps_history: bool = False
     """The policy takes earlier observations, also those that are not answered."""
+    aging: Aging = DEFAULT
+    """How targets allow for the age of their actions."""
     anchored: bool = True
     """Actions are resolved against the pose of their frame; otherwise against the pose at the time."""
 
@@ -81,7 +84,8 @@ class ClientRobot:
         self._directive: Directive | None = None
         self._playing = 0
         agreed = SessionSettings(cameras=(), control_period_s=plan.period_ns / 1e9, state=plan.state)
-        self._session = ClientSession(agreed, body.sim.instruction, _BodyClock(body), RESUME_WITHIN_NS)
+        clock, task = _BodyClock(body), body.sim.instruction
+        self._session = ClientSession(agreed, task, clock, RESUME_WITHIN_NS, plan.aging)
         self._outgoing = OutgoingMessages(self._session.opening())
         next(self._outgoing)  # Open
         self._session.stream_opened(_opened(plan.schema), self._outgoing)

@@ -24,6 +24,7 @@ from edgeflow.scheduler import forecast
 from edgeflow.scheduler.execution import ExecutionFacts
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
+from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Execution
@@ -34,7 +35,8 @@ RobotFactory = Callable[[SimulatedBody, SimulatedCamera, DelayedAnswers, Send, R
 class VirtualService:
     """A worker whose passes take given times.
 
-    execution: as in a session's Open. seen: called with each rendered frame. robot: makes the robot of each episode.
+    execution: as in a session's Open. aging: of the robot. seen: called with each rendered frame. robot: makes the
+    robot of each episode.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class VirtualService:
         times: PassTimes,
         *,
         execution: Execution = Execution.AUTO,
+        aging: Aging = DEFAULT,
         seen: Seen | None = None,
         robot: RobotFactory = ClientRobot,
     ) -> None:
         self._execution = execution
+        self._aging = aging
         self._seen = seen
         self._robot = robot
         self._engine = engine
@@ -108,9 +112,10 @@ class VirtualService:
                 timed=inputs.most_delay_ms > 0.0,
             ),
             execution=self._execution,
-            forecast=forecast.AnswerForecast(age_ns=seen.worst_age_ns, gap_ns=seen.period_ns),
+            forecast=forecast.AnswerForecast.of(seen, pace),
             period_ns=period_ns,
             keeps_history=inputs.history > 1,
+            aging=self._aging,
             anchored=anchored,
         )
 
