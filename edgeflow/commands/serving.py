@@ -28,6 +28,7 @@ from edgeflow.commands.options import (
     number,
     overrides_of,
 )
+from edgeflow.config.devices import PROFILE_HELP
 from edgeflow.console import progress_bar
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import EdgeflowError, StartError
@@ -52,10 +53,7 @@ def serve(
     device: Annotated[OptionalText, typer.Option(help="auto, cpu or cuda.")] = None,
     profile: Annotated[
         OptionalText,
-        typer.Option(
-            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or "
-            "a file of times."
-        ),
+        typer.Option(help=PROFILE_HELP),
     ] = None,
     grpc_host: Annotated[OptionalText, typer.Option(help="Address of the gRPC server.")] = None,
     grpc_port: Annotated[OptionalInt, typer.Option(help="Port of the gRPC server; 0 = any free port.")] = None,

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from edgeflow.config.chat import ChatConfig
+from edgeflow.config.devices import PROFILE_NAMES
 from edgeflow.config.sections import (
     ArtifactConfig,
     FrontendsConfig,
@@ -130,8 +131,7 @@ class ServiceConfig(Section):
     profile: str = Field(
         "none",
         min_length=1,
-        description="slow passes down to a device's published times: none, orin, rtx5090, orin-pi05, orin-smolvla, "
-        "thor-pi05, or a JSON file of pass times",
+        description=f"slow passes down to a device's published times: {', '.join(PROFILE_NAMES)}, or a JSON file",
     )
     threads: int = Field(0, ge=0, le=1024, description="CPU threads of the worker; 0 = one")
     decode_threads: int = Field(2, ge=1, le=64, description="threads that decode images in control")

@@ -36,7 +36,7 @@ class PreparedFrame:
     """Text tokens, BOS first."""
 
 
-class Continuing(Protocol):
+class BridgingPolicy(Protocol):
     """How a policy continues the chunk in execution."""
 
     def bridged_rows(self, horizon: int) -> int:
@@ -61,7 +61,7 @@ class Policy(Protocol):
     def unnorm_keys(self) -> tuple[str, ...]: ...
 
     @property
-    def rtc(self) -> Continuing | None:
+    def rtc(self) -> BridgingPolicy | None:
         """How answers continue the chunk in execution; None where they cannot."""
         ...
 

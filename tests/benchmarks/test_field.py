@@ -121,7 +121,7 @@ def run(sim, name, pass_ms):
         return robots[-1]
 
     sim.reset(3)
-    times = DeviceProfile("even", pass_ms * MS, 0, pass_ms * MS).times(1)
+    times = DeviceProfile(name="even", prefill_ns=pass_ms * MS, decode_ns=0, packed_ns=pass_ms * MS).times(1)
     limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
     service = VirtualService(OnePassEngine(StateExpert(sim), 1, 10), limits, times, robot=make)
     return service.run_episode(sim, Pace(1), period_s=0.05, anchored=True), robots[0]

@@ -54,7 +54,7 @@ class WorkerBench:
         limits = SchedulerLimits(policy.K, sessions, row_budget=1000, drain_after_ns=0, shift=Shift.ROTATE)
         self.clock = ManualClock()
         self.said: list[Message] = []
-        profile = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS)
+        profile = DeviceProfile(name="steady", prefill_ns=PASS_NS, decode_ns=PASS_NS, packed_ns=PASS_NS)
         pacer = Pacer(profile.times(K), self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         self.worker = Worker(
             PolicyEngine(policy, limits.slots, CAPACITY),

@@ -56,7 +56,7 @@ def _strategies() -> Iterator[FieldStrategy]:
 
 
 SHOWN: Final = ("p99", "max")
-"""Of the jumps at seams."""
+"""The figures of each distribution of jumps at seams."""
 STRATEGIES: Final = tuple(_strategies())
 
 

@@ -8,20 +8,21 @@ the pipelined time per frame, T_packed. The split is an assumption: T_prefill is
 pass adds six rows to a prefill of about 280), hence T_decode = (baseline - T_packed) / 6. Rows beyond a full packed
 pass, which the table does not have, cost what the rows of the prefill do: T_packed / 280 each.
 
-For flow policies, published totals of a chunk: π0.5 in INT8 on an AGX Orin and in NVFP4 on a Thor (FlashRT), SmolVLA on
-an AGX Orin (vla.cpp). The split is an assumption, too: PREFIX_PERCENT of a chunk's time for the prefix, the rest in
-equal parts for its denoising steps, however many a policy takes.
+For flow policies the totals of a chunk are published (config/devices.json). The split is an assumption, too:
+PREFIX_PERCENT of a chunk's time for the prefix, the rest in equal parts for its denoising steps, however many a policy
+takes.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeflow.config.devices import PROFILE_NAMES, PUBLISHED_DEVICES
 from edgeflow.contract import PassTimes, StageProgram
 from edgeflow.scheduler.plan import Pass
 from edgeflow_client.clock import Clock
@@ -33,7 +34,7 @@ PREFIX_PERCENT = 60
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
     """Pass times of a device in nanoseconds: a prefill by itself, a decode-only pass, a full packed pass."""
 
@@ -81,26 +82,18 @@ class DeviceProfile:
         )
 
 
-def _published(name: str, baseline_s: float, packed_s: float) -> DeviceProfile:
-    packed_ns = round(packed_s * 1e9)
-    return DeviceProfile(name, packed_ns, round((baseline_s - packed_s) / 6 * 1e9), packed_ns)
+def _published(name: str, times: Mapping[str, Any]) -> DeviceProfile:
+    if "chunk_ms" in times:
+        percent_ns = round(times["chunk_ms"] * 1e4)
+        prefill_ns = percent_ns * PREFIX_PERCENT
+        steps_ns = percent_ns * (100 - PREFIX_PERCENT)
+        return DeviceProfile(name=name, prefill_ns=prefill_ns, decode_ns=0, packed_ns=prefill_ns, steps_ns=steps_ns)
+    packed_ns = round(times["packed_ms"] * 1e6)
+    decode_ns = round((times["serial_ms"] - times["packed_ms"]) / 6 * 1e6)
+    return DeviceProfile(name=name, prefill_ns=packed_ns, decode_ns=decode_ns, packed_ns=packed_ns)
 
 
-def _published_chunk(name: str, chunk_s: float) -> DeviceProfile:
-    prefill_ns = round(chunk_s * 1e7) * PREFIX_PERCENT
-    return DeviceProfile(name, prefill_ns, 0, prefill_ns, steps_ns=round(chunk_s * 1e7) * (100 - PREFIX_PERCENT))
-
-
-PROFILES = {
-    profile.name: profile
-    for profile in (
-        _published("orin", 0.8030, 0.3131),
-        _published("rtx5090", 0.1312, 0.0514),
-        _published_chunk("orin-pi05", 0.124),
-        _published_chunk("orin-smolvla", 0.388),
-        _published_chunk("thor-pi05", 0.0273),
-    )
-}
+PROFILES = {name: _published(name, times) for name, times in PUBLISHED_DEVICES.items()}
 
 
 def load_profile(name: str) -> DeviceProfile | None:
@@ -120,10 +113,16 @@ def load_profile(name: str) -> DeviceProfile | None:
         rows = values.get("prefill_rows", PUBLISHED_ROWS)
         if type(rows) is not int or rows < 1:
             raise ConfigError(f"profile: {name} has prefill_rows {rows!r}; it is an integer of at least 1")
-        return DeviceProfile(str(values["name"]), prefill_ns, decode_ns, packed_ns, rows)
+        return DeviceProfile(
+            name=str(values["name"]),
+            prefill_ns=prefill_ns,
+            decode_ns=decode_ns,
+            packed_ns=packed_ns,
+            prefill_rows=rows,
+        )
     except OSError as error:
         raise ConfigError(
-            f"profile: cannot read {name!r}: {error.strerror}; use none, {', '.join(PROFILES)} or a JSON file"
+            f"profile: cannot read {name!r}: {error.strerror}; use {', '.join(PROFILE_NAMES)} or a JSON file"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(

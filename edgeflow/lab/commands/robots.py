@@ -19,6 +19,7 @@ from edgeflow.commands.options import (
     TokenFile,
     number,
 )
+from edgeflow.config.devices import PROFILE_HELP
 from edgeflow.lab.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
@@ -78,10 +79,7 @@ def demo(
     speed: Annotated[float, number("Speed of the objects in cm/s, up to 20; 0: still.", 0, 20)] = 5.0,
     profile: Annotated[
         str,
-        typer.Option(
-            help="Emulate a device by slowing passes down: none, orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or "
-            "a file of times."
-        ),
+        typer.Option(help=PROFILE_HELP),
     ] = "rtx5090",
     model: Annotated[
         str, typer.Option(help="Checkpoint directory, hub id, demo or demo-flow; default: the embedded --policy.")

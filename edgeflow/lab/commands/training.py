@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from edgeflow.commands.options import MODE_HELP, Json, OptionalFloat, OptionalInt, OptionalText, number
+from edgeflow.config.devices import PROFILE_HELP
 from edgeflow.contract import Speculation
 from edgeflow.lab.commands.options import (
     DEPTH_HELP,
@@ -25,10 +26,6 @@ from edgeflow_client.types import MOST_TOLERANCE_BINS, Execution, Mode
 EXECUTION_HELP = (
     "How answers are executed. continue: each chunk continues the one in execution; fresh: each starts anew; rest: the "
     "robot stands still while it waits; slow: at 75 % of the rate; auto: what the service would choose. Repeatable."
-)
-PROFILE_HELP = (
-    "Device whose pass times to use: none (this machine), orin, rtx5090, orin-pi05, orin-smolvla, thor-pi05, or a file "
-    "of times. Repeatable."
 )
 
 
@@ -48,7 +45,7 @@ def eval_demo(
     jump: Annotated[
         float, number("How far the target jumps once at a random time, in cm, up to 5; 0: not at all.", 0, 5)
     ] = 0.0,
-    profile: Annotated[list[str], typer.Option(metavar="NAME", help=PROFILE_HELP)] = ["none"],  # noqa: B006
+    profile: Annotated[list[str], typer.Option(metavar="NAME", help=f"{PROFILE_HELP} Repeatable.")] = ["none"],  # noqa: B006
     seeds: Annotated[int, number("Number of disjoint sets of episodes.", 1)] = 1,
     frame_hz: Annotated[float, number("Camera frames per second, up to 100.", 1, 100)] = 20.0,
     model: Annotated[str, typer.Option(help="Checkpoint directory; default: an embedded policy.")] = "",

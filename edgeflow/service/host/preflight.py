@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
+from edgeflow.config.devices import PROFILE_NAMES
 from edgeflow.config.sections import PolicyConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.hub import cached
@@ -23,7 +24,6 @@ from edgeflow_client.files import open_regular, read_regular
 
 MAX_HEADER_BYTES = 100 << 20
 DEV = Path("/dev")
-PROFILES = ("none", "orin", "rtx5090", "orin-pi05", "orin-smolvla", "thor-pi05")
 GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
 
@@ -43,14 +43,14 @@ def check_configured(config: ServiceConfig) -> str:
             if name not in ("", EMBEDDED_CHAT) and not is_hub_id(name):
                 resolve_model(name, chat=key == "model", key=f"chat.{key}")
     files = {"operators": config.operators, "chat.operators": chat.operators if chat.enabled else ""}
-    if config.profile not in PROFILES:
+    if config.profile not in PROFILE_NAMES:
         files["profile"] = config.profile
     for key, file in files.items():
         try:
             if file:
                 open_regular(Path(file)).close()
         except OSError as error:
-            known = f"; use {', '.join(PROFILES)} or a JSON file" if key == "profile" else ""
+            known = f"; use {', '.join(PROFILE_NAMES)} or a JSON file" if key == "profile" else ""
             raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
     tls = config.tls
     secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}

@@ -153,7 +153,7 @@ class Withheld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedPolicy:
+class PolicyFacts:
     """The facts of a policy that a session needs."""
 
     facts: ExecutionFacts
@@ -162,7 +162,7 @@ class ServedPolicy:
     """It takes earlier observations, also those that are not answered."""
 
     @classmethod
-    def of(cls, schema: ActionSchema, ready: WorkerReady | None = None) -> ServedPolicy:
+    def of(cls, schema: ActionSchema, ready: WorkerReady | None = None) -> PolicyFacts:
         """The policy of a worker."""
         if ready is None:
             return cls(facts=ExecutionFacts.of(schema, 0, continues=False, timed=False))

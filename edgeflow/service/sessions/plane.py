@@ -31,7 +31,7 @@ from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
-from edgeflow.service.sessions.answers import FrameTimes, ServedPolicy
+from edgeflow.service.sessions.answers import FrameTimes, PolicyFacts
 from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
 from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
 from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
@@ -133,7 +133,7 @@ class ControlPlane:
             answer: SessionOpened = await opened
             if self.worker is not worker:  # replaced meanwhile: the ring was in the lost one
                 raise no_worker()
-            policy = ServedPolicy.of(answer.schema, worker)
+            policy = PolicyFacts.of(answer.schema, worker)
             check_answers(request, answer.schema, policy.facts)
         except BaseException:
             self._port.send(CloseSession(number))
@@ -141,7 +141,7 @@ class ControlPlane:
         finally:
             del self._opening[number]
         times = self._single_times if single else None
-        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), policy, times=times)
+        session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), policy=policy, times=times)
         session.answers.foretell(self._planner.answers(number))
         return SessionRunner(
             session,

@@ -27,7 +27,7 @@ from edgeflow.contract import Speculation
 from edgeflow.ipc.framing import Payloads
 from edgeflow.ipc.messages import CloseSession, FrameDropped, FrameResult, ResetSession, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
-from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, ServedPolicy, SessionAnswers
+from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, PolicyFacts, SessionAnswers
 from edgeflow.service.sessions.frames import (
     INVALID_IN_A_ROW,
     ActionEvent,
@@ -61,7 +61,7 @@ class Session:
         schema: ActionSchema,
         rules: SessionRules,
         now_ns: int,
-        policy: ServedPolicy | None = None,
+        policy: PolicyFacts | None = None,
         times: FrameTimes | None = None,
     ) -> None:
         self.number = number
@@ -74,7 +74,7 @@ class Session:
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
-        policy = policy or ServedPolicy.of(schema)
+        policy = policy or PolicyFacts.of(schema)
         self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, ttl_ms=rules.action_ttl_ms)
         self._order = FrameOrder()
         self.rates = SessionRates(rules, request.control_period_ns, now_ns)

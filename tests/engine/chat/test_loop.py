@@ -60,7 +60,7 @@ class ChatBench:
         self.clock = ManualClock()
         self.said: list[Message] = []
         limits = SchedulerLimits(K, 2, 1000, 0)
-        times = DeviceProfile("steady", PASS_NS, PASS_NS, PASS_NS).times(K)
+        times = DeviceProfile(name="steady", prefill_ns=PASS_NS, decode_ns=PASS_NS, packed_ns=PASS_NS).times(K)
         pacer = Pacer(times, self.clock, lambda seconds: self.clock.advance_ns(round(seconds * 1e9)))
         config = ChatConfig(capacity=CAPACITY, prefill_chunk=16)
         engine = PolicyEngine(policy, limits.slots, 80)

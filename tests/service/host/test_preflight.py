@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
+from edgeflow.config.devices import PROFILE_NAMES
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.profile import load_profile
 from edgeflow.service.host import preflight
@@ -59,10 +60,10 @@ def test_defaults_and_hub_ids_pass_and_chat_that_is_off_is_not_looked_at():
 
 
 def test_the_profiles_that_are_known_are_those_that_can_be_loaded():
-    known = ", ".join(preflight.PROFILES)
+    known = ", ".join(PROFILE_NAMES)
     with pytest.raises(StartError, match=f"use {known} or a JSON file"):
         load_profile(ABSENT)
-    assert {getattr(load_profile(name), "name", "none") for name in preflight.PROFILES} == set(preflight.PROFILES)
+    assert {getattr(load_profile(name), "name", "none") for name in PROFILE_NAMES} == set(PROFILE_NAMES)
 
 
 def test_a_lack_of_descriptors_is_not_taken_for_a_broken_checkpoint(tmp_path: Path):

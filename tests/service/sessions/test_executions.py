@@ -13,7 +13,7 @@ from edgeflow.scheduler.execution import ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.answers import ServedPolicy
+from edgeflow.service.sessions.answers import PolicyFacts
 from edgeflow.service.sessions.frames import Event, NoticeEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
@@ -42,7 +42,7 @@ class ServedRobot:
     def __init__(self, asked: Execution, *, foretold_ms: int = FORETOLD_MS, keeps_history: bool = False) -> None:
         self.clock = ManualClock(1000 * MS)
         request = replace(REQUEST, chunks=True, execution=asked, max_action_age_ns=None)
-        policy = ServedPolicy(facts=FACTS, keeps_history=keeps_history)
+        policy = PolicyFacts(facts=FACTS, keeps_history=keeps_history)
         self.service = Session(1, request, WIDE, RULES, self.clock.now_ns(), policy)
         forecast = AnswerForecast(age_ns=foretold_ms * MS, gap_ns=GAP_MS * MS)
         self.service.answers.foretell(forecast)

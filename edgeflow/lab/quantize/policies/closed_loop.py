@@ -19,7 +19,7 @@ from edgeflow.scheduler.pace import pace_of
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow_client.types import Execution, Mode
 
-PROFILE = DeviceProfile("recording", prefill_ns=50_000_000, decode_ns=15_000_000, packed_ns=50_000_000)
+PROFILE = DeviceProfile(name="recording", prefill_ns=50_000_000, decode_ns=15_000_000, packed_ns=50_000_000)
 """Roughly the pass times of a large policy on a desktop GPU, so that frames follow each other as they do there."""
 PERIOD_S = 0.05
 HELD_OUT_EPISODE = 1_990_000

@@ -52,7 +52,7 @@ def sim():
 
 def run(sim, pass_ms, *, period_s=0.05, delay=None, seed=3, execution=Execution.FRESH):
     sim.reset(seed)
-    times = DeviceProfile("even", pass_ms * MS, 0, pass_ms * MS).times(1)
+    times = DeviceProfile(name="even", prefill_ns=pass_ms * MS, decode_ns=0, packed_ns=pass_ms * MS).times(1)
     limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
     service = VirtualService(OnePassEngine(ExpertPolicy(sim), 1, 10), limits, times, execution=execution)
     return service.run_episode(sim, Pace(1), period_s=period_s, anchored=True, delay=delay)

@@ -142,7 +142,7 @@ def run(sim, execution, *, pass_ms=1, delay=None, period_s=0.05):
     """An episode, with its engine."""
     sim.reset(1)
     engine = RecordingEngine()
-    times = DeviceProfile("even", pass_ms * MS, 0, pass_ms * MS).times(1)
+    times = DeviceProfile(name="even", prefill_ns=pass_ms * MS, decode_ns=0, packed_ns=pass_ms * MS).times(1)
     limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
     service = VirtualService(engine, limits, times, execution=execution)
     return engine, service.run_episode(sim, Pace(1), period_s=period_s, anchored=True, delay=delay)

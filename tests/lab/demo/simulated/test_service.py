@@ -42,7 +42,9 @@ def sim():
 
 
 def even(packed_ms: int, decode_ms: int) -> PassTimes:
-    return DeviceProfile("even", packed_ms * MS, decode_ms * MS, packed_ms * MS).times(7)
+    return DeviceProfile(
+        name="even", prefill_ns=packed_ms * MS, decode_ns=decode_ms * MS, packed_ns=packed_ms * MS
+    ).times(7)
 
 
 def run(
