@@ -1,4 +1,4 @@
-"""Devices that `profile` can emulate, by their published times (devices.json). Data alone: no torch, no engine.
+"""Devices that `profile` can emulate, by their published times (devices.json). No torch, no engine.
 
 Two kinds of totals are published, and each is split by an assumption (engine/control/profile.py):
 
@@ -14,5 +14,5 @@ from typing import Any, Final
 
 PUBLISHED_DEVICES: Final[dict[str, dict[str, Any]]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 PROFILE_NAMES: Final = ("none", *PUBLISHED_DEVICES)
-"""What `profile` may be, besides a JSON file of times; `none` = this machine's own."""
+"""The values of `profile`, besides a JSON file of times; `none` = the times of this machine."""
 PROFILE_HELP: Final = f"Emulate a device by slowing passes down: {', '.join(PROFILE_NAMES)}, or a JSON file of times."
