@@ -90,7 +90,7 @@ def test_a_session_opens_as_shown(robot, page: str, block: int):
 
 
 def test_the_settings_for_ages_are_accepted(robot):
-    exec(blocks("robots/latency.md")[1], robot(answer_in_displacements))
+    exec(blocks("robots/latency.md")[2], robot(answer_in_displacements))
 
 
 def test_the_schema_is_printed_as_shown(robot, capsys):
