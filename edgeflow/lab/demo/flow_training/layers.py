@@ -34,9 +34,9 @@ class FlowSize:
     mlp: int = 352
     vocab: int = 512
     expert_multiplier: float = 0.75
-    chunk: int = 16
+    chunk: int = 48
     """Rows per chunk, 50 ms each."""
-    state: int = 8
+    state: int = 32
     action: int = 8
     """Both: padded widths."""
     min_period: float = 4e-3

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY
+from edgeflow.lab.demo.flow_training.windows import MOST_KEPT
 from edgeflow.lab.demo.flow_training.network import Prefix, TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
 from tests.lab.demo.chunk_episodes import EpisodeFrame, Rows
@@ -59,7 +59,7 @@ class FlowSampler:
         for row, each in enumerate(observations):
             if each.left is not None:
                 left[row, : len(each.left)] = self._normaliser.chunks(torch.from_numpy(np.array(each.left)).float())
-                kept[row] = min(each.delay, len(each.left), MOST_DELAY)
+                kept[row] = min(each.delay, len(each.left), MOST_KEPT)
         return left, kept
 
 
