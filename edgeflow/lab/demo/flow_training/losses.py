@@ -18,9 +18,11 @@ from edgeflow.lab.demo.training.losses import FINE, Locator, patch_of, regressio
 from edgeflow.lab.demo.training.network import TowerDimensions
 
 DRAWS: Final = 2  # noises and times per chunk
-_POINTING_LAYER: Final = 2  # the layer of the language model in which heads learn where to look, one for each frame
-_PLACING_LAYER: Final = 4  # the layer from whose input at the name auxiliary outputs place the handle in each frame
+_POINTING_LAYER: Final = 2  # the layer of the language model in which a head learns where to look
+_TRACKING_LAYERS: Final = (1, 2)  # those in which a head for each frame does, so that later ones can compute motion
+_PLACING_LAYER: Final = 3  # the layer from whose input at the name auxiliary outputs place the handle in each frame
 _METRES, _SPEED = 0.2, 0.13  # metres and m/s that count as 1 in the auxiliary losses
+_MOVED: Final = 0.25  # share of _METRES that counts as 1 for motion between frames
 _LOOKING_WEIGHT, _REGRESSION_WEIGHT, _SUM_WEIGHT = 0.5, 1.0, 2.0
 _TIME_POWER, _LEAST_TIME = 1.0 / 1.5, 1e-3  # times as published: Beta(1.5, 1), away from 0
 
@@ -54,12 +56,16 @@ class FlowLoss:
 
     @property
     def total(self) -> Tensor:
-        auxiliary = _REGRESSION_WEIGHT * self.regression + _LOOKING_WEIGHT * self.looking
-        return self.flow + _SUM_WEIGHT * self.sums + auxiliary
+        return self.flow + _SUM_WEIGHT * self.sums + auxiliary_loss(self.regression, self.looking)
 
     @property
     def note(self) -> str:
         return f"flow {float(self.flow.detach()):.3f}, off {1000 * float(self.off_m):.1f} mm"
+
+
+def auxiliary_loss(regression: Tensor, looking: Tensor) -> Tensor:
+    """The weighted sum of the auxiliary losses."""
+    return _REGRESSION_WEIGHT * regression + _LOOKING_WEIGHT * looking
 
 
 def grid_of(size: FlowSize) -> TowerDimensions:
@@ -87,8 +93,29 @@ def flow_loss(
     whole = torch.ones(chunks.shape[:-1], device=chunks.device)
     flow, sums, off_m = _chunk_losses(network, prefix, chunks, whole, normaliser=normaliser, generator=generator)
     regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.answers.flatten(0, 1))
-    looking = _looking_loss(network, prefix, batch.places.flatten(0, 1)[:, None], batch.named)
+    looking = _looking_loss(network, prefix, batch.places.flatten(0, 1)[:, None], batch.named, _POINTING_LAYER)
     return FlowLoss(flow, sums, regression, looking, off_m)
+
+
+def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBatch) -> tuple[Prefix, Tensor, Tensor]:
+    """The prefix of all instructions of all windows, and two auxiliary losses: where the handle is in each frame, how
+    it moves and where it will be; and where to look.
+    """
+    branches = batch.ids.shape[1]
+    tokens = batch.tokens.float().repeat_interleave(branches, dim=0)
+    prefix = network.prefix(tokens, batch.ids.flatten(0, 1), batch.states.flatten(0, 1))
+    forecast = heads.forecaster(prefix.states[-1][:, -prefix.own :]).float()
+    velocity = (batch.velocity.flatten(0, 1) / _SPEED)[:, None].expand(-1, prefix.own, -1)
+    ahead = batch.ahead.flatten(0, 1).flatten(2) / _METRES
+    forecasting = regression_loss(forecast, torch.cat([velocity, ahead], dim=-1))
+    placed = heads.placer(prefix.states[_PLACING_LAYER][:, tokens.shape[1] + batch.named]).float()
+    visible = batch.visible.flatten(0, 1)
+    off = placed.unflatten(1, (HISTORY, 3)) - batch.places.flatten(0, 1) / _METRES
+    moved, both = (off[:, 1:] - off[:, :1]) / _MOVED, visible[:, 1:] & visible[:, :1]
+    placing = sum(regression_loss(each, torch.zeros_like(each)) for each in (off[visible], moved[both]))
+    pixels = batch.pixels.flatten(0, 1)
+    looking = [_looking_loss(network, prefix, pixels, batch.named, each, visible) for each in _TRACKING_LAYERS]
+    return prefix, forecasting + placing, torch.stack(looking).mean()
 
 
 def motion_loss(
@@ -100,24 +127,13 @@ def motion_loss(
     generator: torch.Generator,
 ) -> FlowLoss:
     """The loss of all chunks of all instructions of all windows. Kept rows are clean, at time 0, and have no loss."""
-    branches = batch.ids.shape[1]
-    tokens = batch.tokens.float().repeat_interleave(branches, dim=0)
-    prefix = network.prefix(tokens, batch.ids.flatten(0, 1), batch.states.flatten(0, 1))
+    prefix, regression, looking = tracking_loss(network, heads, batch)
     chunks, weights = batch.chunks.flatten(0, 1), batch.weights.flatten(0, 1)
     free = torch.arange(chunks.shape[2], device=chunks.device) >= batch.kept.flatten(0, 1)[..., None]
     flow, sums, off_m = _chunk_losses(
         network, prefix, chunks, weights * free, normaliser=normaliser, generator=generator
     )
-    forecast = heads.forecaster(prefix.states[-1][:, -prefix.own :]).float()
-    velocity = (batch.velocity.flatten(0, 1) / _SPEED)[:, None].expand(-1, prefix.own, -1)
-    ahead = batch.ahead.flatten(0, 1).flatten(2) / _METRES
-    forecasting = regression_loss(forecast, torch.cat([velocity, ahead], dim=-1))
-    placed = heads.placer(prefix.states[_PLACING_LAYER][:, tokens.shape[1] + batch.named]).float()
-    visible = batch.visible.flatten(0, 1)
-    off = placed.unflatten(1, (HISTORY, 3)) - batch.places.flatten(0, 1) / _METRES
-    placing = regression_loss(off[visible], torch.zeros_like(off[visible]))
-    looking = _looking_loss(network, prefix, batch.pixels.flatten(0, 1), batch.named, visible)
-    return FlowLoss(flow, sums, forecasting + placing, looking, off_m)
+    return FlowLoss(flow, sums, regression, looking, off_m)
 
 
 def _chunk_losses(
@@ -167,19 +183,24 @@ def _sum_loss(error: Tensor, weights: Tensor, normaliser: BatchNormaliser) -> tu
 
 
 def _looking_loss(
-    network: TrainedFlowNetwork, prefix: Prefix, pixels: Tensor, named: int, visible: Tensor | None = None
+    network: TrainedFlowNetwork,
+    prefix: Prefix,
+    pixels: Tensor,
+    named: int,
+    layer: int,
+    visible: Tensor | None = None,
 ) -> Tensor:
-    """From the name on, a head of the pointing layer for each frame learns to look at the named handle there.
+    """From the name on, a head of a layer for each frame learns to look at the named handle there.
 
     pixels: `[B, F, 2]`, the newest frame first. visible: `[B, F]`, None = everywhere.
     """
     size, frames = network.size, pixels.shape[1]
-    layer = network.vlm_with_expert.vlm.model.text_model.layers[_POINTING_LAYER]
+    pointing = network.vlm_with_expert.vlm.model.text_model.layers[layer]
     first, images = frames * size.image_tokens + named, frames * size.image_tokens
-    rows = prefix.states[_POINTING_LAYER][:, first : prefix.valid.shape[1] - prefix.own + 1]
+    rows = prefix.states[layer][:, first : prefix.valid.shape[1] - prefix.own + 1]
     positions = torch.arange(first, first + rows.shape[1], device=rows.device)[None]
-    query = layer.heads_of(rows, turn_of(positions, size.head_dim))[0][:, :frames]
-    keys = prefix.layers[_POINTING_LAYER][0][:, :, :images]
+    query = pointing.heads_of(rows, turn_of(positions, size.head_dim))[0][:, :frames]
+    keys = prefix.layers[layer][0][:, :, :images]
     keys = keys.repeat_interleave(size.heads // size.kv_heads, dim=1)[:, :frames]
     scores = (query @ keys.transpose(2, 3)).float() * size.head_dim**-0.5
     begins = size.image_tokens * torch.arange(frames - 1, -1, -1, device=pixels.device)

@@ -4,6 +4,7 @@ checkpoint. It can be resumed at any point.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,14 @@ from edgeflow.lab.demo.flow_training.chunks import ChunkLabels, label_all
 from edgeflow.lab.demo.flow_training.data import FlowDataset, make_flow_dataset
 from edgeflow.lab.demo.flow_training.export import write_flow_checkpoint
 from edgeflow.lab.demo.flow_training.layers import FlowSize
-from edgeflow.lab.demo.flow_training.losses import FlowHeads, flow_loss, grid_of, motion_loss
+from edgeflow.lab.demo.flow_training.losses import (
+    FlowHeads,
+    auxiliary_loss,
+    flow_loss,
+    grid_of,
+    motion_loss,
+    tracking_loss,
+)
 from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.sequences import SequenceData, make_sequences
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
@@ -35,39 +43,43 @@ STATES: Final = 72_000
 SEQUENCES: Final = 12_000
 VISION_STEPS: Final = 2_600
 FLOW_STEPS: Final = 1_600
+TRACKING_STEPS: Final = 900
 MOTION_STEPS: Final = 1_500
 FRAMES: Final = 64  # per batch, and of windows
 WINDOWS: Final = 48
 BRANCHES: Final = 2  # instructions per frame or window
+HALVES: Final = 2  # of a batch, each computed by a thread
 TIMINGS: Final = 4  # delays and numbers of kept rows per instruction of a window
 FIRST_ROWS: Final = 16  # of the chunks of single frames
 _MATRIX_RATE, _VECTOR_RATE = 0.02, 1.2e-3  # peak learning rates: Muon's for hidden matrices, AdamW's for all others
 _SCALED_SHARE: Final = 0.1  # share of AdamW's rate for weights that are multiplied by the root of the width
-_VISION_FLOOR, _MOTION_PEAK = 0.3, 0.7  # shares of the peak rates
+_VISION_FLOOR, _TRACKING_PEAK, _TRACKING_FLOOR, _MOTION_PEAK = 0.3, 0.8, 0.3, 0.6  # shares of the peak rates
 _WEIGHT_DECAY: Final = 0.02
 _TOKENS_AT_ONCE: Final = 32  # sequences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPlan:
-    """How much to render and how long to train: vision, then the whole policy on single frames, then all but vision on
-    windows of frames, delays and kept rows.
+    """How much to render and how long to train: vision; the whole policy on single frames; then, on windows of frames,
+    the language model, which learns to track handles; and all but vision, with delays and kept rows.
     """
 
     states: int = STATES
     sequences: int = SEQUENCES
     vision_steps: int = VISION_STEPS
     flow_steps: int = FLOW_STEPS
+    tracking_steps: int = TRACKING_STEPS
     motion_steps: int = MOTION_STEPS
     frames: int = FRAMES
     windows: int = WINDOWS
 
     @property
-    def phases(self) -> tuple[Phase, Phase, Phase]:
-        """Vision, single frames and motion."""
+    def phases(self) -> tuple[Phase, Phase, Phase, Phase]:
+        """Vision, single frames, tracking and motion."""
         return (
             Phase(self.vision_steps, floor=_VISION_FLOOR),
             Phase(self.flow_steps),
+            Phase(self.tracking_steps, peak=_TRACKING_PEAK, floor=_TRACKING_FLOOR),
             Phase(self.motion_steps, peak=_MOTION_PEAK),
         )
 
@@ -84,6 +96,7 @@ def plan_for(minutes: float | None) -> FlowPlan:
         sequences=max(250, round(SEQUENCES * min(1.0, share))),
         vision_steps=max(1, round(VISION_STEPS * share)),
         flow_steps=max(1, round(FLOW_STEPS * share)),
+        tracking_steps=max(1, round(TRACKING_STEPS * share)),
         motion_steps=max(1, round(MOTION_STEPS * share)),
     )
 
@@ -105,15 +118,33 @@ class FlowTrainer:
         heads = self.heads.named_parameters(prefix="heads")
         named: dict[str, nn.Parameter] = {**dict(self.network.named_parameters()), **dict(heads)}
         self.learner = Learner(named, _optimisers(named), seed)
+        self._pool = ThreadPoolExecutor(HALVES)
         self._tokens: Tensor | None = None  # of all frames of the sequences, once the vision tower learns no more
 
     def step(self) -> tuple[float, str]:
-        """Train on one batch; return the loss and a note."""
-        rng = np.random.default_rng([self._seed, self.learner.done_steps])
+        """Train on one batch; return the loss and a note.
+
+        Each half of the batch has a thread of its own, since operators this small gain little from more.
+        """
+        share = rate_share(self.learner.done_steps, self._plan.phases)
+        if self._tokens is None and self._moving:
+            self._tokens = _all_tokens(self.network, self._sequences)
+        halves = list(self._pool.map(self._half, range(HALVES)))
+        self.learner.apply(share)
+        return sum(loss for loss, _ in halves) / HALVES, halves[0][1]
+
+    @property
+    def _moving(self) -> bool:
+        return self.learner.done_steps >= self._plan.vision_steps + self._plan.flow_steps
+
+    def _half(self, half: int) -> tuple[float, str]:
+        """Compute the gradients of half a batch; return its loss and a note."""
+        torch.set_num_threads(1)
+        rng = np.random.default_rng([self._seed, self.learner.done_steps, half])
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-        moving = self.learner.done_steps >= self._plan.vision_steps + self._plan.flow_steps
-        loss, note = self._motion(rng, generator) if moving else self._single_frames(rng, generator)
-        return self.learner.update(loss, rate_share(self.learner.done_steps, self._plan.phases)), note
+        loss, note = self._motion(rng, generator) if self._moving else self._single_frames(rng, generator)
+        (loss / HALVES).backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), note
 
     def _single_frames(self, rng: np.random.Generator, generator: torch.Generator) -> tuple[Tensor, str]:
         batch = draw_flow_batch(
@@ -121,10 +152,10 @@ class FlowTrainer:
             self.labels,
             normaliser=self.normaliser,
             prompts=self._prompts,
-            shape=(self._plan.frames, BRANCHES),
+            shape=(self._plan.frames // HALVES, BRANCHES),
             rng=rng,
         ).to(self._device)
-        with torch.autocast(self._device.type, torch.bfloat16):
+        with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
             tokens = self.network.image_tokens(batch.frames)
             vision = vision_loss(self.heads, tokens, batch, grid_of(self.network.size))
             if self.learner.done_steps < self._plan.vision_steps:
@@ -133,17 +164,21 @@ class FlowTrainer:
         return vision + flow.total, flow.note
 
     def _motion(self, rng: np.random.Generator, generator: torch.Generator) -> tuple[Tensor, str]:
-        if self._tokens is None:
-            self._tokens = _all_tokens(self.network, self._sequences)
+        assert self._tokens is not None
         batch = draw_windows(
             self._sequences,
             self._tokens,
             normaliser=self.normaliser,
             prompts=self._prompts,
-            shape=(self._plan.windows, BRANCHES, TIMINGS),
+            shape=(self._plan.windows // HALVES, BRANCHES, TIMINGS),
             rng=rng,
         ).to(self._device)
-        with torch.autocast(self._device.type, torch.bfloat16):
+        plan = self._plan
+        tracking = self.learner.done_steps < plan.vision_steps + plan.flow_steps + plan.tracking_steps
+        with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
+            if tracking:
+                _, regression, looking = tracking_loss(self.network, self.heads, batch)
+                return auxiliary_loss(regression, looking), f"tracking, looking {float(looking.detach()):.3f}"
             flow = motion_loss(self.network, self.heads, batch, normaliser=self.normaliser, generator=generator)
         return flow.total, f"motion, {flow.note}"
 
