@@ -21,22 +21,25 @@ DRAWS: Final = 2  # noises and times per chunk
 _POINTING_LAYER: Final = 2  # the layer of the language model in which a head learns where to look
 _TRACKING_LAYERS: Final = (1, 2)  # those in which a head for each frame does, so that later ones can compute motion
 _PLACING_LAYER: Final = 3  # the layer from whose input at the name auxiliary outputs place the handle in each frame
+_MAPPING_LAYER: Final = 4  # the layer from whose input at the state they place it in the base frame
 _METRES, _SPEED = 0.2, 0.13  # metres and m/s that count as 1 in the auxiliary losses
 _MOVED: Final = 0.25  # share of _METRES that counts as 1 for motion between frames
-_LOOKING_WEIGHT, _REGRESSION_WEIGHT, _SUM_WEIGHT = 0.5, 1.0, 2.0
+_LOOKING_WEIGHT, _REGRESSION_WEIGHT = 0.5, 1.0
+_SUM_WEIGHT, _MOTION_SUM_WEIGHT = 2.0, 6.0  # for single frames, and for windows
 _TIME_POWER, _LEAST_TIME = 1.0 / 1.5, 1e-3  # times as published: Beta(1.5, 1), away from 0
 
 
 class FlowHeads(Locator):
-    """Auxiliary outputs, discarded after training: the locator's; from the input of the last layer at the state's
-    token, the whole motion to the grasp, or the handle's velocity and its later places; and from the name's token, its
-    place in each frame.
+    """Auxiliary outputs, discarded after training: the locator's; from the name's token, the handle's place in each
+    frame; from the state's token, its place and velocity in the base frame, where the walls are, then those in the
+    tool's frame and its later places there, or for a single frame the whole motion to the grasp.
     """
 
     def __init__(self, size: FlowSize) -> None:
         super().__init__(size.width)
         self.regressor = regressor(size.width)
         self.placer = regressor(size.width, 3 * HISTORY)
+        self.mapper = regressor(size.width, 4)
         self.forecaster = regressor(size.width, 3 * (1 + len(AHEAD_S)))
 
 
@@ -53,10 +56,11 @@ class FlowLoss:
     """Both: auxiliary losses."""
     off_m: Tensor
     """Mean distance in metres between the ends of predicted and expert chunks."""
+    sum_weight: float = _SUM_WEIGHT
 
     @property
     def total(self) -> Tensor:
-        return self.flow + _SUM_WEIGHT * self.sums + auxiliary_loss(self.regression, self.looking)
+        return self.flow + self.sum_weight * self.sums + auxiliary_loss(self.regression, self.looking)
 
     @property
     def note(self) -> str:
@@ -108,6 +112,9 @@ def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBa
     velocity = (batch.velocity.flatten(0, 1) / _SPEED)[:, None].expand(-1, prefix.own, -1)
     ahead = batch.ahead.flatten(0, 1).flatten(2) / _METRES
     forecasting = regression_loss(forecast, torch.cat([velocity, ahead], dim=-1))
+    mapped = heads.mapper(prefix.states[_MAPPING_LAYER][:, -prefix.own :]).float()
+    on_map = batch.on_map.flatten(0, 1) / torch.tensor([_METRES, _METRES, _SPEED, _SPEED], device=mapped.device)
+    mapping = regression_loss(mapped, on_map[:, None].expand_as(mapped))
     placed = heads.placer(prefix.states[_PLACING_LAYER][:, tokens.shape[1] + batch.named]).float()
     visible = batch.visible.flatten(0, 1)
     off = placed.unflatten(1, (HISTORY, 3)) - batch.places.flatten(0, 1) / _METRES
@@ -115,7 +122,7 @@ def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBa
     placing = sum(regression_loss(each, torch.zeros_like(each)) for each in (off[visible], moved[both]))
     pixels = batch.pixels.flatten(0, 1)
     looking = [_looking_loss(network, prefix, pixels, batch.named, each, visible) for each in _TRACKING_LAYERS]
-    return prefix, forecasting + placing, torch.stack(looking).mean()
+    return prefix, forecasting + mapping + placing, torch.stack(looking).mean()
 
 
 def motion_loss(
@@ -133,7 +140,7 @@ def motion_loss(
     flow, sums, off_m = _chunk_losses(
         network, prefix, chunks, weights * free, normaliser=normaliser, generator=generator
     )
-    return FlowLoss(flow, sums, regression, looking, off_m)
+    return FlowLoss(flow, sums, regression, looking, off_m, _MOTION_SUM_WEIGHT)
 
 
 def _chunk_losses(

@@ -16,7 +16,7 @@ from edgeflow.lab.demo.flow_training.pursuit import Tracks, pursue
 from edgeflow.lab.demo.flow_training.quaternions import conjugate, multiply, rotate, rotvecs
 from edgeflow.lab.demo.flow_training.sequences import FRAMES, SequenceData
 from edgeflow.lab.demo.training.batches import Prompts, name_handles
-from edgeflow.lab.demo.world.layout import TOOL_DOWN
+from edgeflow.lab.demo.world.layout import CELL_X, TOOL_DOWN
 from edgeflow_client.pose import Vector
 
 HISTORY: Final = 3  # frames of a window
@@ -61,6 +61,8 @@ class MotionBatch:
     """`[B, N, 3, 3]`, the grasp position in each frame's tool frame, metres, the newest first."""
     velocity: Tensor
     """`[B, N, 3]`, of the handle in the newest tool frame, m/s."""
+    on_map: Tensor
+    """`[B, N, 4]`, the grasp position along x and y in the base frame, from the middle of the cells, and velocity."""
     ahead: Tensor
     """`[B, N, R, 3, 3]`, its grasp position in the newest tool frame AHEAD_S after the delay."""
 
@@ -140,6 +142,7 @@ def draw_windows(
     )
     after = delays.reshape(-1, count)[..., None] + np.array(AHEAD_S)
     ahead = _in_frame(tools[:, :1], tracks.grasps(after.reshape(len(after), -1)))
+    on_map = np.concatenate([tracks.grasp[:, :2] - (CELL_X, 0.0), tracks.velocity], axis=1)
     velocity = np.concatenate([tracks.velocity, np.zeros((len(row), 1))], axis=1)
     every = np.repeat(states[:, None, None], branches, axis=1).repeat(count, axis=2)
     every[..., -1] = delays
@@ -156,6 +159,7 @@ def draw_windows(
         weights=torch.from_numpy(weights).float().unflatten(0, (size, branches)),
         places=torch.from_numpy(places).float().unflatten(0, (size, branches)),
         velocity=torch.from_numpy(rotate(conjugate(tools[:, 0, 3:]), velocity)).float().unflatten(0, (size, branches)),
+        on_map=torch.from_numpy(on_map).float().unflatten(0, (size, branches)),
         ahead=torch.from_numpy(ahead).float().view(size, branches, count, len(AHEAD_S), 3),
     )
 
