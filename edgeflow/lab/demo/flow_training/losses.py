@@ -157,7 +157,7 @@ def _chunk_losses(
     Rows of weight 0 are clean, at time 0.
     """
     noise = torch.randn(chunks.shape, generator=generator).to(chunks.device)
-    times = _draw_times(*chunks.shape[:2], generator).to(chunks.device)[..., None] * (weights > 0)
+    times = _draw_times(chunks.shape[0], chunks.shape[1], generator).to(chunks.device)[..., None] * (weights > 0)
     t = times[..., None]
     noisy = t * noise + (1.0 - t) * chunks
     velocity = network.velocity(prefix, noisy, times).float()

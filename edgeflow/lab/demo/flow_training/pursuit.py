@@ -39,7 +39,8 @@ class Tracks:
     def grasps(self, times: Vector) -> Vector:
         """The positions `[N, T, 3]` at times `[N, T]` in which the gripper closes."""
         planar = self._folded(times)[0] - self.origin[:, None]
-        return self.grasp[:, None, :3] + np.concatenate([planar, np.zeros_like(planar[..., :1])], axis=-1)
+        moved = np.concatenate([planar, np.zeros_like(planar[..., :1])], axis=-1)
+        return np.asarray(self.grasp[:, None, :3] + moved)
 
     def velocities(self, times: Vector) -> Vector:
         """The planar velocities `[N, 2]` at times `[N]`."""

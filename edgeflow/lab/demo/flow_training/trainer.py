@@ -38,15 +38,15 @@ from edgeflow.lab.outputs import make_folder
 from edgeflow.lab.training.learner import Learner
 from edgeflow.lab.training.run import Phase, budget_share, cpu_seconds, rate_share, run_training, training_progress
 
-FULL_MINUTES: Final = 85.0  # minutes of two cores that the counts below take; another budget scales them
+FULL_MINUTES: Final = 70.0  # minutes of two cores that the counts below take; another budget scales them
 STATES: Final = 72_000
 SEQUENCES: Final = 12_000
 VISION_STEPS: Final = 2_600
 FLOW_STEPS: Final = 1_600
-TRACKING_STEPS: Final = 900
-MOTION_STEPS: Final = 1_500
+TRACKING_STEPS: Final = 1_600
+MOTION_STEPS: Final = 2_000
 FRAMES: Final = 64  # per batch, and of windows
-WINDOWS: Final = 48
+WINDOWS: Final = 32
 BRANCHES: Final = 2  # instructions per frame or window
 HALVES: Final = 2  # of a batch, each computed by a thread
 TIMINGS: Final = 4  # delays and numbers of kept rows per instruction of a window
@@ -190,9 +190,9 @@ def _all_tokens(network: TrainedFlowNetwork, data: SequenceData) -> Tensor:
     made = []
     with torch.autocast(device.type, torch.bfloat16):
         for begin in range(0, len(data), _TOKENS_AT_ONCE):
-            frames = torch.from_numpy(data.images[begin : begin + _TOKENS_AT_ONCE])
+            frames = torch.from_numpy(np.array(data.images[begin : begin + _TOKENS_AT_ONCE]))
             tokens = network.image_tokens(frames.flatten(0, 1).to(device)).bfloat16().cpu()
-            made.append(tokens.unflatten(0, frames.shape[:2]))
+            made.append(tokens.view(*frames.shape[:2], *tokens.shape[1:]))
     return torch.cat(made)
 
 

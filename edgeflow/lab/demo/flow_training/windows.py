@@ -143,10 +143,11 @@ def draw_windows(
     after = delays.reshape(-1, count)[..., None] + np.array(AHEAD_S)
     ahead = _in_frame(tools[:, :1], tracks.grasps(after.reshape(len(after), -1)))
     on_map = np.concatenate([tracks.grasp[:, :2] - (CELL_X, 0.0), tracks.velocity], axis=1)
-    velocity = np.concatenate([tracks.velocity, np.zeros((len(row), 1))], axis=1)
+    velocity = rotate(conjugate(tools[:, 0, 3:]), np.concatenate([tracks.velocity, np.zeros((len(row), 1))], axis=1))
     every = np.repeat(states[:, None, None], branches, axis=1).repeat(count, axis=2)
     every[..., -1] = delays
     phrase = int(rng.integers(len(prompts.tails)))
+    branch = (size, branches)
     return MotionBatch(
         tokens=tokens[torch.from_numpy(rows)[:, None], torch.from_numpy(frames[:, ::-1].copy())].flatten(1, 2),
         ids=prompts.tails[phrase][torch.from_numpy(names)],
@@ -154,13 +155,13 @@ def draw_windows(
         pixels=torch.from_numpy(data.pixels[rows[:, None, None], frames[:, None], handles[..., None]]),
         visible=torch.from_numpy(data.visible[rows[:, None, None], frames[:, None], handles[..., None]]),
         states=normaliser.states(torch.from_numpy(every).float()),
-        chunks=normaliser.chunks(torch.from_numpy(chunks).float()).unflatten(0, (size, branches)),
+        chunks=normaliser.chunks(torch.from_numpy(chunks.reshape(*branch, *chunks.shape[1:])).float()),
         kept=torch.from_numpy(kept),
-        weights=torch.from_numpy(weights).float().unflatten(0, (size, branches)),
-        places=torch.from_numpy(places).float().unflatten(0, (size, branches)),
-        velocity=torch.from_numpy(rotate(conjugate(tools[:, 0, 3:]), velocity)).float().unflatten(0, (size, branches)),
-        on_map=torch.from_numpy(on_map).float().unflatten(0, (size, branches)),
-        ahead=torch.from_numpy(ahead).float().view(size, branches, count, len(AHEAD_S), 3),
+        weights=torch.from_numpy(weights.reshape(*branch, *weights.shape[1:])).float(),
+        places=torch.from_numpy(places.reshape(*branch, HISTORY, 3)).float(),
+        velocity=torch.from_numpy(velocity.reshape(*branch, 3)).float(),
+        on_map=torch.from_numpy(on_map.reshape(*branch, 4)).float(),
+        ahead=torch.from_numpy(ahead.reshape(*branch, count, len(AHEAD_S), 3)).float(),
     )
 
 
