@@ -27,7 +27,7 @@ class FlowSize:
     scale_factor: int = 1
     """Patches per side of the square that becomes one image token."""
     width: int = 128
-    layers: int = 6
+    layers: int = 8
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
