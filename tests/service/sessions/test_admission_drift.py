@@ -139,14 +139,14 @@ def test_who_no_longer_fits_is_rejected_and_who_was_admitted_keeps_the_promise()
     third = admission.plan(asked, admission.others())
     assert third.forecast.fps == pytest.approx(1000 / 400, rel=0.02), "before, there is room for a third"
     device.run(3)
-    ages = admission.forecast_ages(admission.plans)
+    ages = admission.forecast_answers(admission.plans)
     device.percent = 200
     device.run(2)
     with pytest.raises(ResourceExhausted) as caught:
         admission.plan(asked, admission.others())
     assert caught.value.reason == "DEVICE_FULL"
-    later = admission.forecast_ages(admission.plans)
-    assert all(later[number] > 1.7 * ages[number] for number in ages), "limits of age follow the forecast"
+    later = admission.forecast_answers(admission.plans)
+    assert all(later[number].age_ns > 1.7 * ages[number].age_ns for number in ages), "limits of age follow the forecast"
     assert admission.pass_times is not None
     limits = SchedulerLimits(DEMO.stages, 8, 1024, 0)
     now = forecast(admission.pass_times, limits, [plan.robot for plan in admission.plans.values()])

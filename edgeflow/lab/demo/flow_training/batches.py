@@ -8,9 +8,10 @@ from typing import Final
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
-from edgeflow.lab.demo.flow_training.chunks import ChunkLabels, Spread, draw_continued
+from edgeflow.lab.demo.flow_training.chunks import ChunkLabels, Spread
 from edgeflow.lab.demo.flow_training.data import FlowDataset
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.training.batches import Batch, Prompts, batch_fields, choose_branches
@@ -22,13 +23,11 @@ EPS: Final = 1e-8  # added to a deviation before it divides, as published
 class FlowBatch(Batch):
     """A batch whose answers are whole motions to the grasp, each in one row.
 
-    With states `[B, S]` normalised and padded, and per branch: chunks `[B, N, C, A]` normalised and padded, and kept
-    `[B, N]`, the number of first rows that come from an earlier chunk.
+    With states `[B, S]` and, per branch, chunks `[B, N, C, A]`, normalised and padded.
     """
 
     states: Tensor
     chunks: Tensor
-    kept: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +39,14 @@ class BatchNormaliser:
     action: Spread
 
     @classmethod
-    def of(cls, size: FlowSize, data: FlowDataset, labels: ChunkLabels) -> BatchNormaliser:
-        """From the visible handles' chunks."""
-        return cls(size, Spread.of(labels.states), Spread.of(labels.chunks[data.visible]))
+    def of(cls, size: FlowSize, data: FlowDataset, labels: ChunkLabels, states: NDArray[np.float32]) -> BatchNormaliser:
+        """From the visible handles' chunks, and states `[N, STATE_DIM]` of windows."""
+        return cls(size, Spread.of(states), Spread.of(labels.chunks[data.visible]))
 
     def states(self, rows: Tensor) -> Tensor:
-        """Normalised and padded `[..., S]` from `[..., 7]`."""
-        return F.pad(_normalised(rows, self.state), (0, self.size.state - rows.shape[-1]))
+        """Normalised and padded `[..., S]` from `[..., 24]`, or from a single frame's `[..., 7]`."""
+        numbers = F.pad(rows, (0, len(self.state.mean) - rows.shape[-1]))  # no older frames and no delay
+        return F.pad(_normalised(numbers, self.state), (0, self.size.state - numbers.shape[-1]))
 
     def chunks(self, rows: Tensor) -> Tensor:
         """Normalised and padded `[..., A]` from `[..., 7]`."""
@@ -71,24 +71,13 @@ def draw_flow_batch(
     prompts: Prompts,
     shape: tuple[int, int],
     rng: np.random.Generator,
-    continuing: bool = False,
 ) -> FlowBatch:
-    """A random batch of shape (frames, instructions per frame); all its instructions use one phrase.
-
-    continuing: most chunks continue another one.
-    """
+    """A random batch of shape (frames, instructions per frame); all its instructions use one phrase."""
     size, branches = shape
     rows = np.sort(rng.integers(len(data), size=size))
     handles, names = choose_branches(data, rows, rng, branches)
-    chunks, kept = labels.chunks[rows[:, None], handles], np.zeros(handles.shape, np.int64)
-    if continuing:
-        tools, grasps = np.repeat(data.tool[rows], branches, axis=0), data.grasps[rows[:, None], handles]
-        apertures = np.repeat(data.aperture[rows], branches)
-        drawn, counts = draw_continued(tools, grasps.reshape(-1, 7), apertures, labels.chunks.shape[2], rng)
-        chunks, kept = drawn.reshape(chunks.shape), counts.reshape(kept.shape)
     return FlowBatch(
         **batch_fields(data, rows, labels.goals[rows], branches=(handles, names), prompts=prompts, rng=rng),
         states=normaliser.states(torch.from_numpy(labels.states[rows])),
-        chunks=normaliser.chunks(torch.from_numpy(chunks)),
-        kept=torch.from_numpy(kept),
+        chunks=normaliser.chunks(torch.from_numpy(labels.chunks[rows[:, None], handles])),
     )

@@ -54,11 +54,12 @@ class FlowStudio(Studio):
         labels, tool = label(state), self._arm.pose()
         return {
             **self._scene_row(state, labels),
-            "tool": _flat(tool),
+            "tool": flat(tool),
             "aperture": aperture,
-            "grasps": [_flat(handle.grasp(0.0)) for handle in state.handles],
+            "grasps": [flat(handle.grasp(0.0)) for handle in state.handles],
         }
 
 
-def _flat(pose: Pose) -> NDArray[np.float64]:
+def flat(pose: Pose) -> NDArray[np.float64]:
+    """Position and quaternion of a pose, `[7]`."""
     return np.concatenate([pose.position, pose.wxyz])

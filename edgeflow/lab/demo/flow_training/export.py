@@ -11,17 +11,18 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import EPS, BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, STEP_S, Spread
+from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
+from edgeflow.lab.demo.flow_training.windows import HISTORY, HISTORY_STEP_S, MOST_DELAY_S, MOST_KEPT
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN, STATE_NAMES, STATE_UNITS
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA
 from edgeflow.lab.outputs import write_json
 
 NUM_STEPS: Final = 3  # Euler steps of the flow
-CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_DELAY}
+CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_KEPT}
 TOKENS: Final = 16  # ids a prompt is padded to
 STATE, IMAGE, ACTION = "observation.state", f"observation.images.{POLICY_CAMERA}", "action"
 _NORM_MAP: Final = {"VISUAL": "IDENTITY", "STATE": "MEAN_STD", "ACTION": "MEAN_STD"}
@@ -124,6 +125,8 @@ def _robot() -> dict[str, Any]:
         "state_names": list(STATE_NAMES),
         "state_units": list(STATE_UNITS),
         "rtc": CHUNKING,
+        "history": {"frames": HISTORY, "step_ms": round(1000.0 * HISTORY_STEP_S)},
+        "most_delay_ms": round(1000.0 * MOST_DELAY_S),
     }
 
 

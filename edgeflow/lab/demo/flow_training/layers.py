@@ -27,16 +27,16 @@ class FlowSize:
     scale_factor: int = 1
     """Patches per side of the square that becomes one image token."""
     width: int = 128
-    layers: int = 6
+    layers: int = 8
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 32
     mlp: int = 352
     vocab: int = 512
     expert_multiplier: float = 0.75
-    chunk: int = 16
+    chunk: int = 48
     """Rows per chunk, 50 ms each."""
-    state: int = 8
+    state: int = 32
     action: int = 8
     """Both: padded widths."""
     min_period: float = 4e-3

@@ -45,7 +45,9 @@ class Prefix:
     states: tuple[Tensor, ...]
     """The input of each layer `[B, P, E]`."""
     valid: Tensor
-    """`[B, P]` bool, false for padding of the text."""
+    """`[B, P]` bool, false for padding of the text; `[1, P]` if all is valid."""
+    own: int
+    """R, the number of states that share images and text: the last rows."""
 
 
 class TrainedFlowNetwork(nn.Module):
@@ -84,53 +86,61 @@ class TrainedFlowNetwork(nn.Module):
         out: Tensor = vlm.connector(vlm.vision_model(pixels)) * self.size.width**0.5
         return out
 
-    def prefix(self, image_tokens: Tensor, ids: Tensor, state: Tensor, valid_text: Tensor | None = None) -> Prefix:
-        """Compute the prefix of image tokens `[B, I, E]`, text ids `[B, T]` and normalised, padded state `[B, S]`.
+    def prefix(self, image_tokens: Tensor, ids: Tensor, states: Tensor, valid_text: Tensor | None = None) -> Prefix:
+        """Compute the prefix of image tokens `[B, I, E]`, text ids `[B, T]` and normalised, padded states `[B, S]`, or
+        `[B, R, S]`: R prefixes that share images and text.
 
-        Images and text see each other and not the state, which comes last and sees everything. valid_text: `[B, T]`
-        bool, None = all; padding is not seen and takes no position.
+        The images of a history come one after another, the oldest first. Images and text see each other and not the
+        state, which comes last and sees everything. valid_text: `[B, T]` bool, None = all; padding is not seen and
+        takes no position.
         """
         text = self.vlm_with_expert.vlm.model.text_model
         words = text.embed_tokens(ids) * self.size.width**0.5
-        x = torch.cat([image_tokens, words.to(image_tokens.dtype), self.state_proj(state)[:, None]], dim=1)
-        b, n, _ = x.shape
-        valid = torch.ones(b, n, dtype=torch.bool, device=x.device)
+        last = self.state_proj(states.view(len(states), -1, states.shape[-1]))
+        x = torch.cat([image_tokens, words.to(image_tokens.dtype), last.to(image_tokens.dtype)], dim=1)
+        images, own = image_tokens.shape[1], last.shape[1]
+        n = x.shape[1]
+        valid = torch.ones(1 if valid_text is None else len(x), n, dtype=torch.bool, device=x.device)
         if valid_text is not None:
-            valid[:, image_tokens.shape[1] : -1] = valid_text
-        turn = turn_of(valid.cumsum(dim=1) - 1, self.size.head_dim)
+            valid[:, images:-own] = valid_text
+        first = valid[:, :-own].sum(dim=1, keepdim=True)
+        positions = torch.cat([valid[:, :-own].cumsum(dim=1) - 1, first.expand(-1, own)], dim=1)
+        turn = turn_of(positions, self.size.head_dim)
         mask = valid[:, None, None, :].repeat(1, 1, n, 1)
-        mask[:, :, :-1, -1] = False
+        mask[:, :, :, -own:] = torch.eye(n, dtype=torch.bool, device=x.device)[:, -own:]
         hidden = _additive(mask)
-        layers, states = [], []
+        layers, inputs = [], []
         for layer in text.layers:
-            states.append(x)
+            inputs.append(x)
             q, k, v = layer.heads_of(x, turn)
             layers.append((k, v))
             if len(layers) < len(text.layers):  # nothing reads the last layer's output
                 x = layer.finish(x, q, k, v, hidden)
-        return Prefix(tuple(layers), tuple(states), valid)
+        return Prefix(tuple(layers), tuple(inputs), valid, own)
 
     def velocity(self, prefix: Prefix, noisy: Tensor, time: Tensor) -> Tensor:
-        """Velocity `[B, R, C, A]` of noisy chunks `[B, R, C, A]` whose rows are at times `[B, R, C]`: R chunks per
-        prefix.
+        """Velocity `[B, M, C, A]` of noisy chunks `[B, M, C, A]` whose rows are at times `[B, M, C]`: M chunks per
+        images and text, as many for each of their R states, in order.
 
-        An action sees the prefix and, in its chunk, itself and the actions before it.
+        An action sees images, text and its chunk's state and, in its chunk, itself and the actions before it.
         """
-        b, r, c, _ = noisy.shape
-        x = self._embedded(noisy, time).flatten(1, 2)
-        first = prefix.valid.sum(dim=1, keepdim=True)
-        steps = torch.arange(c, device=x.device).repeat(r)[None]
-        along, from_zero = (turn_of(at.expand(b, -1), self.size.head_dim) for at in (first + steps, steps))
-        chunk_of = torch.arange(r, device=x.device).repeat_interleave(c)
-        own = (chunk_of[:, None] == chunk_of[None]) & (steps[0][:, None] >= steps[0][None])
-        visible = prefix.valid[:, None, None, :].expand(b, 1, r * c, -1)
-        seen = _additive(visible)
-        both = _additive(torch.cat([visible, own[None, None].expand(b, -1, -1, -1)], dim=3))
+        b, m, c, _ = noisy.shape
+        x = self._embedded(noisy, time).flatten(0, 1)
+        valid = prefix.valid[:, : prefix.valid.shape[1] - prefix.own + 1]
+        steps = torch.arange(c, device=x.device)[None]
+        along = turn_of(
+            valid.sum(dim=1, keepdim=True).repeat_interleave(m if len(valid) > 1 else 1, 0) + steps, self.size.head_dim
+        )
+        from_zero = turn_of(steps, self.size.head_dim)
+        visible = valid[:, None, None, :].expand(-1, 1, c, -1).repeat_interleave(m if len(valid) > 1 else 1, 0)
+        own = (steps[0][:, None] >= steps[0][None]).expand(len(visible), 1, -1, -1)
+        seen, both = _additive(visible), _additive(torch.cat([visible, own], dim=3))
         expert = self.vlm_with_expert.lm_expert
         for layer, (k, v) in zip(expert.layers, prefix.layers, strict=True):
+            k, v = (_of_chunks(each, prefix.own, m) for each in (k, v))
             x = layer(x, k, v, from_zero, seen) if layer.crossing else layer(x, k, v, along, both)
         out: Tensor = self.action_out_proj(expert.norm(x))
-        return out.view(b, r, c, -1)
+        return out.view(b, m, c, -1)
 
     def _embedded(self, noisy: Tensor, time: Tensor) -> Tensor:
         actions = self.action_in_proj(noisy)
@@ -154,6 +164,14 @@ def _text_model(size: FlowSize) -> NamedModules:
         layers=nn.ModuleList(FlowLayer(size, size.width, size.mlp, size.width) for _ in range(size.layers)),
         norm=RmsNorm(size.width, TEXT_EPS),
     )
+
+
+def _of_chunks(heads: Tensor, own: int, chunks: int) -> Tensor:
+    """Keys or values `[B, G, P, D]` as each of a prefix's chunks sees them, `[B * chunks, G, P - own + 1, D]`."""
+    if chunks == own == 1:
+        return heads
+    shared, last = heads[:, :, :-own], heads[:, :, -own:].transpose(1, 2).flatten(0, 1)[:, :, None]
+    return torch.cat([shared.repeat_interleave(chunks, 0), last.repeat_interleave(chunks // own, 0)], dim=2)
 
 
 def _additive(mask: Tensor) -> Tensor:

@@ -114,15 +114,25 @@ def batch_fields(
 def choose_branches(
     data: SceneData, rows: NDArray[np.int64], rng: np.random.Generator, branches: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose handles and names `[B, branches]` for rows `[B]`.
+    """Choose handles and names `[B, branches]` for rows `[B]`, as `name_handles` does."""
+    return name_handles(data.colours[rows], data.visible[rows], data.target[rows], rng, branches)
+
+
+def name_handles(
+    colours: NDArray[np.int64],
+    visible: NDArray[np.bool_],
+    target: NDArray[np.int64],
+    rng: np.random.Generator,
+    branches: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Choose handles and names `[B, branches]` for scenes with colours and visible `[B, HANDLES]`, and target `[B]`.
 
     The first branch names the target, the others any visible handle. Half of the time, a handle at an end of the row
     is named by its position, if the image shows that: all handles are in view, or the handle is the target.
     """
-    colours, visible, target = data.colours[rows], data.visible[rows], data.target[rows]
     order = np.argsort(np.where(visible, rng.uniform(size=visible.shape), 2.0), axis=1)
     seen = np.maximum(visible.sum(axis=1, keepdims=True), 1)
-    others = np.take_along_axis(order, rng.integers(0, seen, size=(len(rows), branches - 1)), axis=1)
+    others = np.take_along_axis(order, rng.integers(0, seen, size=(len(target), branches - 1)), axis=1)
     handles = np.concatenate([target[:, None], others], axis=1)
     names = np.take_along_axis(colours, handles, axis=1)
     placed = (handles != HANDLES // 2) & (visible.all(axis=1, keepdims=True) | (handles == target[:, None]))

@@ -15,7 +15,7 @@ from edgeflow.lab.demo.training.data import ACTION_DIM
 from edgeflow.lab.demo.training.network import NetworkSize, PolicyNetwork, TowerDimensions, TrainedLayer
 from edgeflow.lab.demo.world.layout import COLOURS
 
-_FINE: Final = 0.02  # fraction of the scaled range below which the regression loss turns quadratic
+FINE: Final = 0.02  # fraction of the scaled range below which the regression loss turns quadratic
 _POINTER_WIDTH: Final = 64
 _POINTER_WEIGHT, _VISION_WEIGHT, _REGRESSION_WEIGHT, _LOOKING_WEIGHT = 0.1, 2.0, 2.0, 1.0
 _POINTING_LAYER: Final = 2  # the layer of the language model in which one head learns where to look
@@ -49,9 +49,9 @@ class TrainingHeads(Locator):
         self.regressor = regressor(size.hidden)
 
 
-def regressor(width: int) -> nn.Sequential:
-    """Reads a scaled action `[..., 7]` from a hidden state."""
-    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, ACTION_DIM))
+def regressor(width: int, numbers: int = ACTION_DIM) -> nn.Sequential:
+    """Reads numbers from a hidden state, by default a scaled action `[..., 7]`."""
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256), nn.GELU(), nn.Linear(256, numbers))
 
 
 def vision_loss(heads: Locator, image_tokens: Tensor, batch: Batch, tower: TowerDimensions) -> Tensor:
@@ -74,7 +74,7 @@ def patch_of(pixels: Tensor, tower: TowerDimensions) -> Tensor:
 
 def regression_loss(guess: Tensor, truth: Tensor) -> Tensor:
     """The loss of scaled actions."""
-    return F.smooth_l1_loss(guess, truth, beta=_FINE)
+    return F.smooth_l1_loss(guess, truth, beta=FINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ The expert's answer depends only on the state, so states are sampled independent
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,19 +54,23 @@ def sample_state(rng: np.random.Generator) -> TrainingState:
     while True:
         handles = sample_layout(rng, 0.0)
         target = int(rng.integers(HANDLES))
-        tool = _sample_tool(rng, handles[target].grasp(0.0))
-        reachable = bool(np.all(tool.position > REACH_LOW - 0.02) and np.all(tool.position < REACH_HIGH + 0.02))
-        if reachable and label(TrainingState(handles, target, tool)).visible[target]:
+        tool = sample_tool(rng, handles[target].grasp(0.0))
+        if within_reach(tool) and label(TrainingState(handles, target, tool)).visible[target]:
             return TrainingState(handles, target, tool)
 
 
 def label(state: TrainingState) -> StateLabels:
     """The expert's action for every handle, and the handle's position in the image."""
     actions = [expert_action(state.tool, handle.grasp(0.0)) for handle in state.handles]
-    seen = [_project(state.tool, handle.pose(0.0).position) for handle in state.handles]
+    return StateLabels(np.array(actions, np.float32), *seen_handles(state.handles, state.tool, 0.0))
+
+
+def seen_handles(handles: Sequence[Handle], tool: Pose, time: float) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Where the plates appear in the image at a time of the episode, `[HANDLES, 2]`, and which are in view."""
+    seen = [_project(tool, handle.pose(time).position) for handle in handles]
     pixels = np.array([pixel for pixel, _ in seen], np.float32)
     inside = np.all(np.abs(pixels - _HALF_IMAGE) < _HALF_IMAGE - _MARGIN, axis=1)
-    return StateLabels(np.array(actions, np.float32), pixels, inside & np.array([ahead for _, ahead in seen]))
+    return pixels, inside & np.array([ahead for _, ahead in seen])
 
 
 def _project(tool: Pose, point: Vector) -> tuple[Vector, bool]:
@@ -74,23 +79,30 @@ def _project(tool: Pose, point: Vector) -> tuple[Vector, bool]:
     return _HALF_IMAGE + FOCAL * local[:2] / max(depth, 1e-3), bool(depth > 0.03)
 
 
-def _sample_tool(rng: np.random.Generator, grasp: Pose) -> Pose:
+def within_reach(tool: Pose) -> bool:
+    """True if the tool's position is in the arm's workspace, or just outside."""
+    return bool(np.all(tool.position > REACH_LOW - 0.02) and np.all(tool.position < REACH_HIGH + 0.02))
+
+
+def sample_tool(rng: np.random.Generator, grasp: Pose) -> Pose:
+    """A tool pose at the start, near the grasp, or on the way to it."""
     kind = rng.uniform()
     if kind < _START_SHARE:
         return sample_start(rng)
     if kind < _START_SHARE + _NEAR_SHARE:
         how_near = rng.uniform()
-        return compose(grasp, _offset(rng, _between(how_near, _NEAR_METRES), _between(how_near, _NEAR_RADIANS)))
+        return compose(grasp, random_offset(rng, between(how_near, _NEAR_METRES), between(how_near, _NEAR_RADIANS)))
     approach = relative(grasp, sample_start(rng))
     left, turned = rng.uniform() ** 1.5, rng.uniform() ** 1.5
     on_the_way = compose(grasp, Pose(left * approach.position, wxyz=from_rotvec(turned * to_rotvec(approach.wxyz))))
-    return compose(on_the_way, _offset(rng, _FUNNEL_METRES, _FUNNEL_RADIANS))
+    return compose(on_the_way, random_offset(rng, _FUNNEL_METRES, _FUNNEL_RADIANS))
 
 
-def _offset(rng: np.random.Generator, metres: float, radians: float) -> Pose:
+def random_offset(rng: np.random.Generator, metres: float, radians: float) -> Pose:
+    """A random displacement and rotation; metres, radians: their standard deviation along each axis."""
     return Pose(metres * rng.standard_normal(3), wxyz=from_rotvec(radians * rng.standard_normal(3)))
 
 
-def _between(share: float, bounds: tuple[float, float]) -> float:
+def between(share: float, bounds: tuple[float, float]) -> float:
     """Interpolate log-linearly from the lower to the upper bound."""
     return float(np.exp((1.0 - share) * np.log(bounds[0]) + share * np.log(bounds[1])))

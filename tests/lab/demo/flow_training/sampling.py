@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY
 from edgeflow.lab.demo.flow_training.network import Prefix, TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids
+from edgeflow.lab.demo.flow_training.windows import HISTORY, MOST_KEPT
 from tests.lab.demo.chunk_episodes import EpisodeFrame, Rows
 
 
@@ -48,7 +48,7 @@ class FlowSampler:
         valid = torch.tensor([[True] * len(each) + [False] * (longest - len(each)) for each in ids])
         frames = torch.from_numpy(np.stack([each.image for each in observations]))
         states = torch.from_numpy(np.stack([each.state for each in observations])).float()
-        tokens = self._network.image_tokens(frames)
+        tokens = self._network.image_tokens(frames).repeat(1, HISTORY, 1)  # no older frames
         return self._network.prefix(tokens, padded, self._normaliser.states(states), valid)
 
     def _kept(self, observations: Sequence[EpisodeFrame]) -> tuple[Tensor, Tensor]:
@@ -59,7 +59,7 @@ class FlowSampler:
         for row, each in enumerate(observations):
             if each.left is not None:
                 left[row, : len(each.left)] = self._normaliser.chunks(torch.from_numpy(np.array(each.left)).float())
-                kept[row] = min(each.delay, len(each.left), MOST_DELAY)
+                kept[row] = min(each.delay, len(each.left), MOST_KEPT)
         return left, kept
 
 

@@ -2,13 +2,10 @@ import numpy as np
 import pytest
 
 from edgeflow.lab.demo.flow_training.chunks import (
-    MOST_DELAY,
     REOPEN_ROWS,
     STEP_S,
     Spread,
-    continued_chunks,
     displaced,
-    draw_continued,
     expert_chunks,
 )
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
@@ -80,36 +77,13 @@ def test_a_gripper_that_closed_on_nothing_opens_first(pairs):
     assert (at_it[2:, REOPEN_ROWS:] == 0.0).all()
 
 
-def test_given_rows_that_close_the_gripper_away_from_the_goal_are_followed_by_open_ones(pairs):
-    tool, grasp = pairs[0]
-    given = np.zeros((1, ROWS, 7))
-    chunk = continued_chunks(flat(tool)[None], flat(grasp)[None], np.ones(1), given, np.array([3]))[0]
-    assert chunk[:3, 6].tolist() == [0.0] * 3
-    assert (chunk[3 : 3 + REOPEN_ROWS, 6] == 1.0).all()
-
-
-def test_given_rows_are_kept_and_the_rest_makes_up_for_them(pairs):
-    rng = np.random.default_rng(1)
-    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    away = displaced(grasps, 0.02 * rng.standard_normal((len(pairs), 3)), 0.1 * rng.standard_normal((len(pairs), 3)))
-    given, count = expert_chunks(tools, away, np.ones(len(pairs)), 60), np.arange(len(pairs)) % 7
-    chunks = continued_chunks(tools, grasps, np.ones(len(pairs)), given, count)
-    for chunk, before, rows, (tool, grasp) in zip(chunks, given, count, pairs, strict=True):
-        assert np.array_equal(chunk[:rows], before[:rows])
-        reached = resolve_rows(SCHEMA, chunk, tool).pose
-        assert distance(reached, grasp) < 1e-6
-        assert angle(reached, grasp) < 1e-6
-
-
-def test_most_sampled_chunks_keep_rows_to_a_nearby_goal(pairs):
-    tools, grasps = (np.array([flat(pair[each]) for pair in pairs]) for each in (0, 1))
-    chunks, kept = draw_continued(tools, grasps, np.ones(len(pairs)), ROWS, np.random.default_rng(2))
-    plain = expert_chunks(tools, grasps, np.ones(len(pairs)), ROWS)
-    assert set(kept.tolist()) == set(range(MOST_DELAY + 1))
-    fresh = kept == 0
-    np.testing.assert_allclose(chunks[fresh], plain[fresh], rtol=0, atol=1e-6)
-    first = np.linalg.norm(chunks[~fresh, 0, :3] - plain[~fresh, 0, :3], axis=1)
-    assert 1e-4 < np.median(first) < 0.01
+def test_poses_are_displaced_in_their_own_frames(pairs):
+    tools = np.array([flat(tool) for tool, _ in pairs])
+    moved = displaced(tools, np.full((len(pairs), 3), 0.01), np.full((len(pairs), 3), 0.1))
+    for before, after in zip(tools, moved, strict=True):
+        apart = relative(Pose(before[:3], wxyz=before[3:]), Pose(after[:3], wxyz=after[3:]))
+        np.testing.assert_allclose(apart.position, 0.01, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(to_rotvec(apart.wxyz), 0.1, rtol=0, atol=1e-9)
 
 
 def test_the_state_is_zero_turn_for_a_tool_that_points_down():

@@ -42,8 +42,9 @@ def test_the_network_computes_what_the_published_one_recorded(case):
         valid = given["in.observation.language.attention_mask"].bool()
         tokens = torch.cat(seen, dim=1) * size.width**0.5
         prefix = network.prefix(tokens, given["in.observation.language.tokens"], state, valid)
-        expected = given["mid.prefix_embs"][prefix.valid]
-        torch.testing.assert_close(prefix.states[0][prefix.valid], expected, rtol=1e-5, atol=1e-4)
+        valid_rows = prefix.valid.expand(len(tokens), -1)
+        expected = given["mid.prefix_embs"][valid_rows]
+        torch.testing.assert_close(prefix.states[0][valid_rows], expected, rtol=1e-5, atol=1e-4)
         for time, x, v in zip(given["mid.timesteps"], given["mid.x_t"], given["mid.v_t"], strict=True):
             velocity = network.velocity(prefix, x[:, None], time.expand(len(x), 1, x.shape[1]))[:, 0]
             torch.testing.assert_close(velocity, v, rtol=1e-5, atol=5e-5)
@@ -68,6 +69,19 @@ def test_samples_of_a_chunk_do_not_depend_on_each_other(network):
         for draw in range(3):
             alone = network.velocity(prefix, x[:, draw : draw + 1], times[:, draw : draw + 1])
             torch.testing.assert_close(together[:, draw], alone[:, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_states_that_share_images_and_text_are_blind_to_each_other(network):
+    states = torch.randn(1, 2, SMALL.state, generator=torch.Generator().manual_seed(3))
+    frames = torch.randint(0, 256, (1, 32, 32, 3), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    times = torch.full((1, 4, SMALL.chunk), 0.6)
+    with torch.inference_mode():
+        tokens, ids = network.image_tokens(frames), torch.tensor([[7, 8, 9]])
+        together = network.velocity(network.prefix(tokens, ids, states), noisy(4), times)
+        for index in range(2):
+            own = slice(2 * index, 2 * index + 2)
+            alone = network.velocity(network.prefix(tokens, ids, states[:, index]), noisy(4)[:, own], times[:, own])
+            torch.testing.assert_close(together[:, own], alone, rtol=1e-5, atol=1e-5)
 
 
 def test_padding_of_text_changes_nothing(network):

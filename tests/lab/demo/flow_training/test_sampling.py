@@ -3,10 +3,11 @@ import pytest
 import torch
 
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import MOST_DELAY, Spread
+from edgeflow.lab.demo.flow_training.chunks import Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.tokenizer import SPECIAL, prompt_ids, train_tokenizer
+from edgeflow.lab.demo.flow_training.windows import MOST_KEPT, STATE_DIM
 from edgeflow.lab.demo.training.tokenizer import all_instructions
 from tests.lab.demo.chunk_episodes import EpisodeFrame
 from tests.lab.demo.flow_training.sampling import FlowSampler
@@ -23,8 +24,8 @@ def tokenizer():
 def sampler_of(tokenizer):
     torch.manual_seed(0)
     network = TrainedFlowNetwork(SIZE)
-    spread = Spread(np.full(7, 0.5), np.full(7, 2.0))
-    normaliser = BatchNormaliser(SIZE, spread, spread)
+    state, action = (Spread(np.full(each, 0.5), np.full(each, 2.0)) for each in (STATE_DIM, 7))
+    normaliser = BatchNormaliser(SIZE, state, action)
     return lambda **options: FlowSampler(network, tokenizer, normaliser, 4, **options)
 
 
@@ -63,7 +64,7 @@ def test_an_answer_keeps_the_rows_that_pass_before_it_arrives_and_continues_from
     np.testing.assert_allclose(farther, kept, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rows", "delay", "kept"), [(2, 3, 2), (13, 9, MOST_DELAY), (4, 0, 0)])
+@pytest.mark.parametrize(("rows", "delay", "kept"), [(2, 3, 2), (40, 30, MOST_KEPT), (4, 0, 0)])
 def test_no_more_rows_are_kept_than_there_are_and_than_were_trained(sampler_of, rows, delay, kept):
     left = np.full((rows, 7), 3.0)
     chunk = sampler_of()([observed(left=left, delay=delay)])[0]

@@ -63,7 +63,7 @@ def _schema(robot, rows):
 
 
 def test_the_named_colour_decides_where_a_chunk_heads(sampler):
-    sim, schema = RobotSim(0), _schema(read_json(FOLDER / "edgeflow.json"), 16)
+    sim, schema = RobotSim(0), _schema(read_json(FOLDER / "edgeflow.json"), 48)
     asked, tools, goals, others = [], [], [], []
     for seed in range(FRESH_SEEDS + 500_000, FRESH_SEEDS + 500_005):
         sim.reset(seed)
