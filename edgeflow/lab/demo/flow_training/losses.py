@@ -101,12 +101,15 @@ def flow_loss(
     return FlowLoss(flow, sums, regression, looking, off_m)
 
 
-def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBatch) -> tuple[Prefix, Tensor, Tensor]:
+def tracking_loss(
+    network: TrainedFlowNetwork, heads: FlowHeads, image_tokens: Tensor, batch: MotionBatch
+) -> tuple[Prefix, Tensor, Tensor]:
     """The prefix of all instructions of all windows, and two auxiliary losses: where the handle is in each frame, how
     it moves and where it will be; and where to look.
+
+    image_tokens: `[B, 3 * I, E]`, the oldest frame first.
     """
-    branches = batch.ids.shape[1]
-    tokens = batch.tokens.float().repeat_interleave(branches, dim=0)
+    tokens = image_tokens.float().repeat_interleave(batch.ids.shape[1], dim=0)
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), batch.states.flatten(0, 1))
     forecast = heads.forecaster(prefix.states[-1][:, -prefix.own :]).float()
     velocity = (batch.velocity.flatten(0, 1) / _SPEED)[:, None].expand(-1, prefix.own, -1)
@@ -128,13 +131,14 @@ def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBa
 def motion_loss(
     network: TrainedFlowNetwork,
     heads: FlowHeads,
+    image_tokens: Tensor,
     batch: MotionBatch,
     *,
     normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> FlowLoss:
     """The loss of all chunks of all instructions of all windows. Kept rows are clean, at time 0, and have no loss."""
-    prefix, regression, looking = tracking_loss(network, heads, batch)
+    prefix, regression, looking = tracking_loss(network, heads, image_tokens, batch)
     chunks, weights = batch.chunks.flatten(0, 1), batch.weights.flatten(0, 1)
     free = torch.arange(chunks.shape[2], device=chunks.device) >= batch.kept.flatten(0, 1)[..., None]
     flow, sums, off_m = _chunk_losses(

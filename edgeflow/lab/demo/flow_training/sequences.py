@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -138,7 +139,7 @@ def _tool_poses(rng: np.random.Generator, handle: Handle, times: NDArray[np.floa
     elif rng.uniform() < 0.4:
         begins = rng.uniform(0.0, times[-1])
     pace = rng.uniform(0.3, 1.0) if rng.uniform() < 0.2 else 1.0  # of a robot that is told to be slow
-    for before, time in zip(times[:-1], times[1:], strict=True):
+    for before, time in pairwise(times):
         moving = max(0.0, min(time, stops) - max(before, begins))
         pose = approach(pose, compose(handle.grasp(time), off), pace * moving) if moving else pose
         poses.append(pose)

@@ -40,8 +40,10 @@ _CLOSING_ROWS: Final = 4
 class MotionBatch:
     """B windows with N instructions each, and R chunks for each of these."""
 
-    tokens: Tensor
-    """`[B, 3 * I, E]`, image tokens, the oldest frame first."""
+    rows: Tensor
+    """`[B, 1]`, the sequence of each window."""
+    frames: Tensor
+    """`[B, 3]`, its frames, the oldest first."""
     ids: Tensor
     """`[B, N, T]`."""
     named: int
@@ -109,17 +111,13 @@ def window_states(data: SequenceData, rows: NDArray[np.int64], frames: NDArray[n
 
 def draw_windows(
     data: SequenceData,
-    tokens: Tensor,
     *,
     normaliser: BatchNormaliser,
     prompts: Prompts,
     shape: tuple[int, int, int],
     rng: np.random.Generator,
 ) -> MotionBatch:
-    """A random batch of shape (windows, instructions per window, chunks per instruction).
-
-    tokens: `[sequences, FRAMES, I, E]`, of all frames.
-    """
+    """A random batch of shape (windows, instructions per window, chunks per instruction)."""
     size, branches, count = shape
     rows = np.sort(rng.integers(len(data), size=size))
     frames, gaps = choose_windows(data, rows, rng)
@@ -149,7 +147,8 @@ def draw_windows(
     phrase = int(rng.integers(len(prompts.tails)))
     branch = (size, branches)
     return MotionBatch(
-        tokens=tokens[torch.from_numpy(rows)[:, None], torch.from_numpy(frames[:, ::-1].copy())].flatten(1, 2),
+        rows=torch.from_numpy(rows)[:, None],
+        frames=torch.from_numpy(frames[:, ::-1].copy()),
         ids=prompts.tails[phrase][torch.from_numpy(names)],
         named=prompts.named[phrase],
         pixels=torch.from_numpy(data.pixels[rows[:, None, None], frames[:, None], handles[..., None]]),
