@@ -43,7 +43,7 @@ class FlowHeads(Locator):
         self.forecaster = regressor(size.width, 3 * (1 + len(AHEAD_S)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLoss:
     """Terms of the loss of the flow policy."""
 
@@ -97,8 +97,10 @@ def flow_loss(
     whole = torch.ones(chunks.shape[:-1], device=chunks.device)
     flow, sums, off_m = _chunk_losses(network, prefix, chunks, whole, normaliser=normaliser, generator=generator)
     regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.answers.flatten(0, 1))
-    looking = _looking_loss(network, prefix, batch.places.flatten(0, 1)[:, None], batch.named, _POINTING_LAYER)
-    return FlowLoss(flow, sums, regression, looking, off_m)
+    looking = _looking_loss(
+        network, prefix, batch.places.flatten(0, 1)[:, None], named=batch.named, layer=_POINTING_LAYER
+    )
+    return FlowLoss(flow=flow, sums=sums, regression=regression, looking=looking, off_m=off_m)
 
 
 def tracking_loss(
@@ -124,7 +126,10 @@ def tracking_loss(
     moved, both = (off[:, 1:] - off[:, :1]) / _MOVED, visible[:, 1:] & visible[:, :1]
     placing = sum(regression_loss(each, torch.zeros_like(each)) for each in (off[visible], moved[both]))
     pixels = batch.pixels.flatten(0, 1)
-    looking = [_looking_loss(network, prefix, pixels, batch.named, each, visible) for each in _TRACKING_LAYERS]
+    looking = [
+        _looking_loss(network, prefix, pixels, named=batch.named, layer=each, visible=visible)
+        for each in _TRACKING_LAYERS
+    ]
     return prefix, forecasting + mapping + placing, torch.stack(looking).mean()
 
 
@@ -144,7 +149,9 @@ def motion_loss(
     flow, sums, off_m = _chunk_losses(
         network, prefix, chunks, weights * free, normaliser=normaliser, generator=generator
     )
-    return FlowLoss(flow, sums, regression, looking, off_m, _MOTION_SUM_WEIGHT)
+    return FlowLoss(
+        flow=flow, sums=sums, regression=regression, looking=looking, off_m=off_m, sum_weight=_MOTION_SUM_WEIGHT
+    )
 
 
 def _chunk_losses(
@@ -197,6 +204,7 @@ def _looking_loss(
     network: TrainedFlowNetwork,
     prefix: Prefix,
     pixels: Tensor,
+    *,
     named: int,
     layer: int,
     visible: Tensor | None = None,

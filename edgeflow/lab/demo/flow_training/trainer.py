@@ -47,8 +47,8 @@ FLOW_STEPS: Final = 1_600
 TRACKING_STEPS: Final = 2_000
 MOTION_STEPS: Final = 2_800
 WHOLE_STEPS: Final = 550
-FRAMES: Final = 64  # per batch, and of windows
-WINDOWS: Final = 32
+FRAMES: Final = 64  # per batch
+WINDOWS: Final = 32  # per batch
 BRANCHES: Final = 2  # instructions per frame or window
 HALVES: Final = 2  # of a batch, each computed by a thread
 TIMINGS: Final = 4  # delays and numbers of kept rows per instruction of a window
@@ -131,7 +131,7 @@ class FlowTrainer:
     def step(self) -> tuple[float, str]:
         """Train on one batch; return the loss and a note.
 
-        Each half of the batch has a thread of its own, since operators this small gain little from more.
+        Each half of the batch has a separate thread, since operators this small gain little from more.
         """
         share = rate_share(self.learner.done_steps, self._plan.phases)
         if self._tokens is None and TRACKING <= self._phase < WHOLE:
@@ -189,8 +189,7 @@ class FlowTrainer:
 
     def _window_tokens(self, batch: MotionBatch) -> Tensor:
         """The image tokens `[B, 3 * I, E]` of windows, with gradients while the vision tower learns."""
-        if self._phase < WHOLE:
-            assert self._tokens is not None
+        if self._tokens is not None and self._phase < WHOLE:
             return self._tokens[batch.rows.cpu(), batch.frames.cpu()].flatten(1, 2).to(self._device)
         images = torch.from_numpy(self._sequences.images[batch.rows.cpu().numpy(), batch.frames.cpu().numpy()])
         tokens = self.network.image_tokens(images.flatten(0, 1).to(self._device))

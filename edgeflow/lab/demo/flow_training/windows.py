@@ -36,7 +36,7 @@ _LATE_WEIGHT: Final = 0.1  # of rows after the gripper has closed
 _CLOSING_ROWS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MotionBatch:
     """B windows with N instructions each, and R chunks for each of these."""
 
@@ -136,7 +136,13 @@ def draw_windows(
     tracks.velocity[unmoved] = 0.0  # a velocity that nothing shows must not become a random one
     aperture = np.repeat(data.aperture[rows, frames[:, 0]], branches)
     chunks, weights = _labels(
-        tracks, tools[:, 0], aperture, delays.reshape(-1, count), kept.reshape(-1, count), rng, normaliser.size.chunk
+        tracks,
+        tools[:, 0],
+        aperture,
+        delays=delays.reshape(-1, count),
+        kept=kept.reshape(-1, count),
+        rows=normaliser.size.chunk,
+        rng=rng,
     )
     after = delays.reshape(-1, count)[..., None] + np.array(AHEAD_S)
     ahead = _in_frame(tools[:, :1], tracks.grasps(after.reshape(len(after), -1)))
@@ -180,10 +186,11 @@ def _labels(
     tracks: Tracks,
     tool: Vector,
     aperture: NDArray[np.floating],
+    *,
     delays: Vector,
     kept: NDArray[np.int64],
-    rng: np.random.Generator,
     rows: int,
+    rng: np.random.Generator,
 ) -> tuple[Vector, Vector]:
     """Chunks `[N, R, rows, 7]` and their rows' weights, of motions from tool poses `[N, 7]` and apertures `[N]`."""
     count = delays.shape[1]
