@@ -43,7 +43,7 @@ class FlowHeads(Locator):
         self.forecaster = regressor(size.width, 3 * (1 + len(AHEAD_S)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLoss:
     """Terms of the loss of the flow policy."""
 
@@ -97,16 +97,21 @@ def flow_loss(
     whole = torch.ones(chunks.shape[:-1], device=chunks.device)
     flow, sums, off_m = _chunk_losses(network, prefix, chunks, whole, normaliser=normaliser, generator=generator)
     regression = regression_loss(heads.regressor(prefix.states[-1][:, -1]).float(), batch.answers.flatten(0, 1))
-    looking = _looking_loss(network, prefix, batch.places.flatten(0, 1)[:, None], batch.named, _POINTING_LAYER)
-    return FlowLoss(flow, sums, regression, looking, off_m)
+    looking = _looking_loss(
+        network, prefix, batch.places.flatten(0, 1)[:, None], named=batch.named, layer=_POINTING_LAYER
+    )
+    return FlowLoss(flow=flow, sums=sums, regression=regression, looking=looking, off_m=off_m)
 
 
-def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBatch) -> tuple[Prefix, Tensor, Tensor]:
+def tracking_loss(
+    network: TrainedFlowNetwork, heads: FlowHeads, image_tokens: Tensor, batch: MotionBatch
+) -> tuple[Prefix, Tensor, Tensor]:
     """The prefix of all instructions of all windows, and two auxiliary losses: where the handle is in each frame, how
     it moves and where it will be; and where to look.
+
+    image_tokens: `[B, 3 * I, E]`, the oldest frame first.
     """
-    branches = batch.ids.shape[1]
-    tokens = batch.tokens.float().repeat_interleave(branches, dim=0)
+    tokens = image_tokens.float().repeat_interleave(batch.ids.shape[1], dim=0)
     prefix = network.prefix(tokens, batch.ids.flatten(0, 1), batch.states.flatten(0, 1))
     forecast = heads.forecaster(prefix.states[-1][:, -prefix.own :]).float()
     velocity = (batch.velocity.flatten(0, 1) / _SPEED)[:, None].expand(-1, prefix.own, -1)
@@ -121,26 +126,32 @@ def tracking_loss(network: TrainedFlowNetwork, heads: FlowHeads, batch: MotionBa
     moved, both = (off[:, 1:] - off[:, :1]) / _MOVED, visible[:, 1:] & visible[:, :1]
     placing = sum(regression_loss(each, torch.zeros_like(each)) for each in (off[visible], moved[both]))
     pixels = batch.pixels.flatten(0, 1)
-    looking = [_looking_loss(network, prefix, pixels, batch.named, each, visible) for each in _TRACKING_LAYERS]
+    looking = [
+        _looking_loss(network, prefix, pixels, named=batch.named, layer=each, visible=visible)
+        for each in _TRACKING_LAYERS
+    ]
     return prefix, forecasting + mapping + placing, torch.stack(looking).mean()
 
 
 def motion_loss(
     network: TrainedFlowNetwork,
     heads: FlowHeads,
+    image_tokens: Tensor,
     batch: MotionBatch,
     *,
     normaliser: BatchNormaliser,
     generator: torch.Generator,
 ) -> FlowLoss:
     """The loss of all chunks of all instructions of all windows. Kept rows are clean, at time 0, and have no loss."""
-    prefix, regression, looking = tracking_loss(network, heads, batch)
+    prefix, regression, looking = tracking_loss(network, heads, image_tokens, batch)
     chunks, weights = batch.chunks.flatten(0, 1), batch.weights.flatten(0, 1)
     free = torch.arange(chunks.shape[2], device=chunks.device) >= batch.kept.flatten(0, 1)[..., None]
     flow, sums, off_m = _chunk_losses(
         network, prefix, chunks, weights * free, normaliser=normaliser, generator=generator
     )
-    return FlowLoss(flow, sums, regression, looking, off_m, _MOTION_SUM_WEIGHT)
+    return FlowLoss(
+        flow=flow, sums=sums, regression=regression, looking=looking, off_m=off_m, sum_weight=_MOTION_SUM_WEIGHT
+    )
 
 
 def _chunk_losses(
@@ -193,6 +204,7 @@ def _looking_loss(
     network: TrainedFlowNetwork,
     prefix: Prefix,
     pixels: Tensor,
+    *,
     named: int,
     layer: int,
     visible: Tensor | None = None,

@@ -31,7 +31,7 @@ class Tracks:
 
     @classmethod
     def of(cls, grasp: Vector, origin: Vector, velocity: Vector, cells: NDArray[np.int64]) -> Tracks:
-        """Of handles in cells `[N]`, counted from the left."""
+        """The tracks of handles in cells `[N]`, counted from the left."""
         centres = np.stack([np.full(len(cells), CELL_X), np.array(CELL_CENTRES_Y)[cells]], axis=1)
         half = np.array(CELL_HALF)
         return cls(grasp, origin, velocity, centres - half, centres + half)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +32,7 @@ from edgeflow.lab.demo.flow_training.losses import (
 from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
 from edgeflow.lab.demo.flow_training.sequences import SequenceData, make_sequences
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
-from edgeflow.lab.demo.flow_training.windows import draw_windows, state_rows
+from edgeflow.lab.demo.flow_training.windows import MotionBatch, draw_windows, state_rows
 from edgeflow.lab.demo.training.batches import Prompts, make_prompts
 from edgeflow.lab.demo.training.losses import vision_loss
 from edgeflow.lab.outputs import make_folder
@@ -45,15 +46,18 @@ VISION_STEPS: Final = 2_600
 FLOW_STEPS: Final = 1_600
 TRACKING_STEPS: Final = 2_000
 MOTION_STEPS: Final = 2_800
-FRAMES: Final = 64  # per batch, and of windows
-WINDOWS: Final = 32
+WHOLE_STEPS: Final = 550
+FRAMES: Final = 64  # per batch
+WINDOWS: Final = 32  # per batch
 BRANCHES: Final = 2  # instructions per frame or window
 HALVES: Final = 2  # of a batch, each computed by a thread
 TIMINGS: Final = 4  # delays and numbers of kept rows per instruction of a window
+SINGLE_FRAMES, TRACKING, WHOLE = 1, 2, 4  # phases, counted from 0
 FIRST_ROWS: Final = 16  # of the chunks of single frames
 _MATRIX_RATE, _VECTOR_RATE = 0.02, 1.2e-3  # peak learning rates: Muon's for hidden matrices, AdamW's for all others
 _SCALED_SHARE: Final = 0.1  # share of AdamW's rate for weights that are multiplied by the root of the width
-_VISION_FLOOR, _TRACKING_PEAK, _TRACKING_FLOOR, _MOTION_PEAK = 0.3, 0.8, 0.3, 0.6  # shares of the peak rates
+_VISION_FLOOR, _TRACKING_PEAK, _TRACKING_FLOOR = 0.3, 0.8, 0.3  # shares of the peak rates, as the next two
+_MOTION_PEAK, _WHOLE_PEAK = 0.6, 0.25
 _WEIGHT_DECAY: Final = 0.02
 _TOKENS_AT_ONCE: Final = 32  # sequences
 
@@ -61,7 +65,7 @@ _TOKENS_AT_ONCE: Final = 32  # sequences
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowPlan:
     """How much to render and how long to train: vision; the whole policy on single frames; then, on windows of frames,
-    the language model, which learns to track handles; and all but vision, with delays and kept rows.
+    the language model, which learns to track handles; all but vision, with delays and kept rows; and vision with it.
     """
 
     states: int = STATES
@@ -70,17 +74,19 @@ class FlowPlan:
     flow_steps: int = FLOW_STEPS
     tracking_steps: int = TRACKING_STEPS
     motion_steps: int = MOTION_STEPS
+    whole_steps: int = WHOLE_STEPS
     frames: int = FRAMES
     windows: int = WINDOWS
 
     @property
-    def phases(self) -> tuple[Phase, Phase, Phase, Phase]:
-        """Vision, single frames, tracking and motion."""
+    def phases(self) -> tuple[Phase, ...]:
+        """Vision, single frames, tracking, motion, and the whole."""
         return (
             Phase(self.vision_steps, floor=_VISION_FLOOR),
             Phase(self.flow_steps),
             Phase(self.tracking_steps, peak=_TRACKING_PEAK, floor=_TRACKING_FLOOR),
             Phase(self.motion_steps, peak=_MOTION_PEAK),
+            Phase(self.whole_steps, peak=_WHOLE_PEAK),
         )
 
     @property
@@ -98,6 +104,7 @@ def plan_for(minutes: float | None) -> FlowPlan:
         flow_steps=max(1, round(FLOW_STEPS * share)),
         tracking_steps=max(1, round(TRACKING_STEPS * share)),
         motion_steps=max(1, round(MOTION_STEPS * share)),
+        whole_steps=max(1, round(WHOLE_STEPS * share)),
     )
 
 
@@ -124,25 +131,26 @@ class FlowTrainer:
     def step(self) -> tuple[float, str]:
         """Train on one batch; return the loss and a note.
 
-        Each half of the batch has a thread of its own, since operators this small gain little from more.
+        Each half of the batch has a separate thread, since operators this small gain little from more.
         """
         share = rate_share(self.learner.done_steps, self._plan.phases)
-        if self._tokens is None and self._moving:
+        if self._tokens is None and TRACKING <= self._phase < WHOLE:
             self._tokens = _all_tokens(self.network, self._sequences)
         halves = list(self._pool.map(self._half, range(HALVES)))
         self.learner.apply(share)
         return sum(loss for loss, _ in halves) / HALVES, halves[0][1]
 
     @property
-    def _moving(self) -> bool:
-        return self.learner.done_steps >= self._plan.vision_steps + self._plan.flow_steps
+    def _phase(self) -> int:
+        ends = accumulate(phase.steps for phase in self._plan.phases)
+        return sum(end <= self.learner.done_steps for end in ends)
 
     def _half(self, half: int) -> tuple[float, str]:
         """Compute the gradients of half a batch; return its loss and a note."""
         torch.set_num_threads(1)
         rng = np.random.default_rng([self._seed, self.learner.done_steps, half])
         generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
-        loss, note = self._motion(rng, generator) if self._moving else self._single_frames(rng, generator)
+        loss, note = self._motion(rng, generator) if self._phase >= TRACKING else self._single_frames(rng, generator)
         (loss / HALVES).backward()  # type: ignore[no-untyped-call]
         return float(loss.detach()), note
 
@@ -158,29 +166,34 @@ class FlowTrainer:
         with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
             tokens = self.network.image_tokens(batch.frames)
             vision = vision_loss(self.heads, tokens, batch, grid_of(self.network.size))
-            if self.learner.done_steps < self._plan.vision_steps:
+            if self._phase < SINGLE_FRAMES:
                 return vision, "vision"
             flow = flow_loss(self.network, self.heads, tokens, batch, normaliser=self.normaliser, generator=generator)
         return vision + flow.total, flow.note
 
     def _motion(self, rng: np.random.Generator, generator: torch.Generator) -> tuple[Tensor, str]:
-        assert self._tokens is not None
         batch = draw_windows(
             self._sequences,
-            self._tokens,
             normaliser=self.normaliser,
             prompts=self._prompts,
             shape=(self._plan.windows // HALVES, BRANCHES, TIMINGS),
             rng=rng,
         ).to(self._device)
-        plan = self._plan
-        tracking = self.learner.done_steps < plan.vision_steps + plan.flow_steps + plan.tracking_steps
         with torch.autocast(self._device.type, torch.bfloat16, cache_enabled=False):
-            if tracking:
-                _, regression, looking = tracking_loss(self.network, self.heads, batch)
+            tokens = self._window_tokens(batch)
+            if self._phase == TRACKING:
+                _, regression, looking = tracking_loss(self.network, self.heads, tokens, batch)
                 return auxiliary_loss(regression, looking), f"tracking, looking {float(looking.detach()):.3f}"
-            flow = motion_loss(self.network, self.heads, batch, normaliser=self.normaliser, generator=generator)
+            flow = motion_loss(self.network, self.heads, tokens, batch, normaliser=self.normaliser, generator=generator)
         return flow.total, f"motion, {flow.note}"
+
+    def _window_tokens(self, batch: MotionBatch) -> Tensor:
+        """The image tokens `[B, 3 * I, E]` of windows, with gradients while the vision tower learns."""
+        if self._tokens is not None and self._phase < WHOLE:
+            return self._tokens[batch.rows.cpu(), batch.frames.cpu()].flatten(1, 2).to(self._device)
+        images = torch.from_numpy(self._sequences.images[batch.rows.cpu().numpy(), batch.frames.cpu().numpy()])
+        tokens = self.network.image_tokens(images.flatten(0, 1).to(self._device))
+        return tokens.view(len(images), -1, tokens.shape[-1])
 
 
 @torch.no_grad()

@@ -36,12 +36,14 @@ _LATE_WEIGHT: Final = 0.1  # of rows after the gripper has closed
 _CLOSING_ROWS: Final = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MotionBatch:
     """B windows with N instructions each, and R chunks for each of these."""
 
-    tokens: Tensor
-    """`[B, 3 * I, E]`, image tokens, the oldest frame first."""
+    rows: Tensor
+    """`[B, 1]`, the sequence of each window."""
+    frames: Tensor
+    """`[B, 3]`, its frames, the oldest first."""
     ids: Tensor
     """`[B, N, T]`."""
     named: int
@@ -109,17 +111,13 @@ def window_states(data: SequenceData, rows: NDArray[np.int64], frames: NDArray[n
 
 def draw_windows(
     data: SequenceData,
-    tokens: Tensor,
     *,
     normaliser: BatchNormaliser,
     prompts: Prompts,
     shape: tuple[int, int, int],
     rng: np.random.Generator,
 ) -> MotionBatch:
-    """A random batch of shape (windows, instructions per window, chunks per instruction).
-
-    tokens: `[sequences, FRAMES, I, E]`, of all frames.
-    """
+    """A random batch of shape (windows, instructions per window, chunks per instruction)."""
     size, branches, count = shape
     rows = np.sort(rng.integers(len(data), size=size))
     frames, gaps = choose_windows(data, rows, rng)
@@ -138,7 +136,13 @@ def draw_windows(
     tracks.velocity[unmoved] = 0.0  # a velocity that nothing shows must not become a random one
     aperture = np.repeat(data.aperture[rows, frames[:, 0]], branches)
     chunks, weights = _labels(
-        tracks, tools[:, 0], aperture, delays.reshape(-1, count), kept.reshape(-1, count), rng, normaliser.size.chunk
+        tracks,
+        tools[:, 0],
+        aperture,
+        delays=delays.reshape(-1, count),
+        kept=kept.reshape(-1, count),
+        rows=normaliser.size.chunk,
+        rng=rng,
     )
     after = delays.reshape(-1, count)[..., None] + np.array(AHEAD_S)
     ahead = _in_frame(tools[:, :1], tracks.grasps(after.reshape(len(after), -1)))
@@ -149,7 +153,8 @@ def draw_windows(
     phrase = int(rng.integers(len(prompts.tails)))
     branch = (size, branches)
     return MotionBatch(
-        tokens=tokens[torch.from_numpy(rows)[:, None], torch.from_numpy(frames[:, ::-1].copy())].flatten(1, 2),
+        rows=torch.from_numpy(rows)[:, None],
+        frames=torch.from_numpy(frames[:, ::-1].copy()),
         ids=prompts.tails[phrase][torch.from_numpy(names)],
         named=prompts.named[phrase],
         pixels=torch.from_numpy(data.pixels[rows[:, None, None], frames[:, None], handles[..., None]]),
@@ -181,10 +186,11 @@ def _labels(
     tracks: Tracks,
     tool: Vector,
     aperture: NDArray[np.floating],
+    *,
     delays: Vector,
     kept: NDArray[np.int64],
-    rng: np.random.Generator,
     rows: int,
+    rng: np.random.Generator,
 ) -> tuple[Vector, Vector]:
     """Chunks `[N, R, rows, 7]` and their rows' weights, of motions from tool poses `[N, 7]` and apertures `[N]`."""
     count = delays.shape[1]

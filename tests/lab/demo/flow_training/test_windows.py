@@ -2,14 +2,12 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 
 from edgeflow.engine.control.history import picked
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
 from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.quaternions import multiply, quaternions, rotate
-from edgeflow.lab.demo.flow_training.sequences import FRAMES
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.demo.flow_training.windows import (
     AHEAD_S,
@@ -36,10 +34,9 @@ def normaliser(sequences):
 
 @pytest.fixture(scope="module")
 def batch(sequences, normaliser):
-    tokens = torch.arange(len(sequences) * FRAMES).view(len(sequences), FRAMES, 1, 1).expand(-1, -1, 2, 1).float()
     prompts = make_prompts(partial(prompt_ids, train_tokenizer(SIZE.vocab)), sharing=False)
     rng = np.random.default_rng(2)
-    return draw_windows(sequences, tokens, normaliser=normaliser, prompts=prompts, shape=(64, 2, 4), rng=rng)
+    return draw_windows(sequences, normaliser=normaliser, prompts=prompts, shape=(64, 2, 4), rng=rng)
 
 
 def raw_states(batch, normaliser):
@@ -90,7 +87,7 @@ def test_a_chunk_has_a_delay_or_kept_rows(batch, normaliser):
 
 
 def test_images_come_oldest_first_and_chunks_lead_to_where_the_handle_will_be(batch, normaliser):
-    newest, oldest = batch.tokens[:, -1, 0], batch.tokens[:, 0, 0]
+    newest, oldest = batch.frames[:, -1], batch.frames[:, 0]
     assert (newest >= oldest).all()
     states = raw_states(batch, normaliser)
     chunks = batch.chunks[..., :7].double().numpy().reshape(-1, SIZE.chunk, 7)
