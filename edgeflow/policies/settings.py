@@ -49,6 +49,7 @@ class StatedSettings(BaseModel):
     noise_seed: Annotated[int, Field(ge=0, le=MOST_SEED)] = Field(
         0, description="seed of the noise that answers start from"
     )
+    noise_scale: float = Field(1.0, ge=0.0, le=1.0, description="share of that noise; 0 = answers start from its mean")
 
 
 def check_stated(read: StatedSettings, *, action: int, state: int) -> None:

@@ -323,7 +323,8 @@ class DenoisingPolicy:
         sizes = self.sizes
         generator = np.random.default_rng([self._settings.noise_seed, stamp_ns % STAMPS])
         shape = (sizes.candidates, sizes.horizon, sizes.dims)
-        return torch.from_numpy(generator.standard_normal(shape, dtype=np.float32))
+        noise = generator.standard_normal(shape, dtype=np.float32)
+        return torch.from_numpy(noise * np.float32(self._settings.noise_scale))
 
 
 class PublishedFlow:

@@ -21,6 +21,7 @@ from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN, STATE_NAMES, STAT
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA
 from edgeflow.lab.outputs import write_json
 
+NOISE_SCALE: Final = 0.0  # one motion is the best one: noise only scatters where it leads
 NUM_STEPS: Final = 3  # Euler steps of the flow
 CHUNKING: Final = {"mode": "trained", "trained_max_delay": MOST_KEPT}
 TOKENS: Final = 16  # ids a prompt is padded to
@@ -127,6 +128,7 @@ def _robot() -> dict[str, Any]:
         "rtc": CHUNKING,
         "history": {"frames": HISTORY, "step_ms": round(1000.0 * HISTORY_STEP_S)},
         "most_delay_ms": round(1000.0 * MOST_DELAY_S),
+        "noise_scale": NOISE_SCALE,
     }
 
 
