@@ -300,8 +300,8 @@ def test_a_prefix_whose_memory_is_not_finite_is_rejected_and_gone(model, policy)
 def test_a_fold_is_expected_to_take_as_long_as_its_rows(model, policy):
     """While it is decoding; the worker plans with what the pass will take."""
     bench = ChatBench(policy, folded(built(model), GateRules(sink=2, window=6, segment=8)))
-    expected, told = [], bench.worker._turns.launched
-    bench.worker._turns.launched = lambda now_ns, expected_ns: (expected.append(expected_ns), told(now_ns, expected_ns))
+    expected, told = [], bench.worker._gaps.launched
+    bench.worker._gaps.launched = lambda now_ns, expected_ns: (expected.append(expected_ns), told(now_ns, expected_ns))
     bench.tell(request_of(ids_of(model, PROMPT)[:14]))
     bench.run(ChatDone)
     step_ns, row_ns = 1_000_000, 100_000
