@@ -118,6 +118,8 @@ class _Bench:
             self._sleep()
 
     def _sleep(self) -> None:
+        if any(arrivals and arrivals[0] <= self._now_ns for arrivals in self._next):
+            return  # a frame that left made a robot send the next one at once
         wake_ns = self._scheduler.wake_at_ns(self._now_ns)
         waits = [arrivals[0] for arrivals in self._next if arrivals] + ([] if wake_ns is None else [wake_ns])
         then_ns = max(min(waits, default=NEVER), self._now_ns)

@@ -71,8 +71,11 @@ class LoadedSubject:
 
     @property
     def denoises(self) -> bool:
-        """True for answers that begin as noise, which the frame's stamp gives."""
-        return self.program.step_rows > 0
+        """True for answers that begin as noise, which the frame's stamp gives; False where it is scaled to zero."""
+        if not self.program.step_rows:
+            return False
+        with first_prompts(self.policy, self.episode[:1]) as (prompt,):
+            return bool(prompt.noise.any())
 
     @property
     def rounds(self) -> bool:

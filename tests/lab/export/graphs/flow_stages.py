@@ -73,7 +73,7 @@ def denoised(program: ModelProgram, sizes: FlowSizes, frame: FlowFrame, run: Run
 def _towers(frame: FlowFrame, bucket: Bucket) -> dict[str, Tensor]:
     """Places that nothing sees hold noise."""
     cameras, words = len(frame.pixel_values), len(frame.prompt_ids)
-    pixels = torch.randn(bucket.cameras, 3, SIDE, SIDE) * 9
+    pixels = torch.randn(bucket.images, 3, SIDE, SIDE) * 9
     pixels[:cameras] = frame.pixel_values
     ids = torch.full((bucket.text,), 7)
     ids[:words] = torch.tensor(frame.prompt_ids)

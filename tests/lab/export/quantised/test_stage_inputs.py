@@ -71,7 +71,7 @@ def test_frames_that_do_not_fit_and_no_frames_are_rejected():
     program, (frame,) = program_of(), frames_of(SHAPE, 1)
     with pytest.raises(ConfigError, match="has no frames"):
         record_stage_inputs(program, [])
-    with pytest.raises(ConfigError, match="9 tokens in a bucket of 2 cameras and 8 tokens: export a larger bucket"):
+    with pytest.raises(ConfigError, match="9 tokens in a bucket of 2 images and 8 tokens: export a larger bucket"):
         record_stage_inputs(program, [replace(frame, prompt_ids=(1,) * 9)])
 
 
