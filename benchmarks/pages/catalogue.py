@@ -36,7 +36,7 @@ SHOWN = {
         ("closed-loop-cpu", "success, rate and age of every mode", "closed_loop"),
         ("closed-loop-figures-cpu", "its distributions", "closed_loop"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
-        ("flow-closed-loop-cpu", "a flow policy: execution of chunks, and modes", "closed_loop.flow"),
+        ("executions-cpu", "a flow policy: executions on several devices", "closed_loop.executions"),
         ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
             "metaworld-cpu",
