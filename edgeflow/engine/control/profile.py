@@ -10,7 +10,7 @@ pass, which the table does not have, cost what the rows of the prefill do: T_pac
 
 For flow policies the totals of a chunk are published (config/devices.json). The split is an assumption, too:
 PREFIX_PERCENT of a chunk's time for the prefix, the rest in equal parts for its denoising steps, however many a policy
-takes.
+takes. A policy of one pass takes all of it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ class DeviceProfile:
         A denoising step by itself takes a decode pass. Beside a prefill or another step, each of its rows costs what
         rows beyond a full packed pass do.
         """
+        if self.steps_ns and program.passes == 1:
+            whole_ns = self.prefill_ns + self.steps_ns
+            return replace(self, prefill_ns=whole_ns, packed_ns=whole_ns, steps_ns=0).times_of(program)
         if self.steps_ns:
-            each_ns = self.steps_ns // max(program.passes - 1, 1)
+            each_ns = self.steps_ns // (program.passes - 1)
             return replace(self, decode_ns=each_ns, steps_ns=0).times_of(program)
         times, step_rows = self.times(program.passes), program.step_rows
         if not step_rows:

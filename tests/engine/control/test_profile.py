@@ -94,3 +94,11 @@ def test_a_bad_profile_file_says_what_it_needs(tmp_path, text: str):
 def test_an_unknown_profile_is_rejected():
     with pytest.raises(ConfigError, match="cannot read 'orinn': No such file"):
         load_profile("orinn")
+
+
+def test_a_policy_of_one_pass_takes_a_whole_chunk():
+    profile = load_profile("orin-smolvla")
+    assert profile is not None
+    times = profile.times_of(StageProgram((Stage(rows=PROMPT),)))
+    assert times.pass_ns(1, 0) == pytest.approx(388e6)
+    assert times.pass_ns(2, 0) == pytest.approx(776e6)
