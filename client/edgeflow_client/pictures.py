@@ -80,6 +80,8 @@ def _resolved(camera: CameraSpec, field: str, local: bool) -> CameraSpec:
         raise InvalidArgument(
             f"must be an integer from 1 to {MOST_QUALITY}, got {camera.quality!r}", field=f"{field}.quality"
         )
+    if type(camera.resize) is not bool:
+        raise InvalidArgument(f"must be true or false, got {camera.resize!r}", field=f"{field}.resize")
     if camera.resize:
         if camera.format is not ImageFormat.RGB8:
             raise InvalidArgument("needs RGB8 images", field=f"{field}.resize")

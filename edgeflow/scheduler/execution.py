@@ -65,6 +65,14 @@ class ExecutionFacts:
         bridged_ns = max(schema.motion_ns, LONGEST_STEP_NS) if stepwise else None
         return cls(horizon=1, step_ns=schema.motion_ns, bridged_ns=bridged_ns, continues=False, slows=False)
 
+    def refusal(self, asked: Execution | None) -> str:
+        """Why a robot cannot ask for an execution; empty if it can."""
+        if asked is Execution.CONTINUE and not self.continues:
+            return "this policy does not continue chunks: ask for auto or fresh"
+        if asked is Execution.SLOW and not self.slows:
+            return "the rows of this policy cannot be executed more slowly: ask for auto or rest"
+        return ""
+
     @property
     def onward(self) -> Execution:
         """The execution without rests, at the full rate."""
@@ -141,10 +149,12 @@ class ExecutionChoice:
             lasts = facts.horizon == 1 or (delay_ns + gap_ns) * rate <= facts.horizon * facts.step_ns * percent
             if fits and lasts:
                 slow = rate < FULL_RATE
+                if slow:
+                    text += f", {bridged_ns * FULL_RATE // rate // 1_000_000} ms at {rate} % of its rate"
                 return ChosenExecution(
                     execution=Execution.SLOW if slow else facts.onward,
                     rate_percent=rate,
-                    reason=f"{text} at {rate} % of its rate" if slow else text,
+                    reason=text,
                 )
             if fits:
                 text = f"chunks are over {delay_ms + gap_ns // 1_000_000} ms after their capture, before the next one"

@@ -62,6 +62,7 @@ def test_images_that_are_jpeg_already_stay_as_they_are():
         ({"send": True}, "cameras[0].send"),
         ({"format": JPEG, "send": RGB8}, "cameras[0].send"),
         ({"format": JPEG, "resize": True}, "cameras[0].resize"),
+        ({"resize": "yes"}, "cameras[0].resize"),
         ({"quality": 0}, "cameras[0].quality"),
         ({"quality": 101}, "cameras[0].quality"),
         ({"quality": 85.0}, "cameras[0].quality"),

@@ -28,7 +28,7 @@ from edgeflow.lab.demo.lockstep import FRESH_SEEDS, SuccessRate, success_rate
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.measures import ExecutionFigures, execution_figures
 from edgeflow.lab.demo.simulated.robot import Delay
-from edgeflow.lab.demo.simulated.service import VirtualService
+from edgeflow.lab.demo.simulated.service import VirtualService, facts_of
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.progress import reporting
 from edgeflow.scheduler.pace import auto_pace, pace_of
@@ -186,8 +186,10 @@ def evaluate(plan: EvaluationPlan, progress: Callable[[str, int, int], None]) ->
 
 def _check_executions(plan: EvaluationPlan, built: BuiltEngine) -> None:
     """ConfigError for an execution that the policy does not permit."""
-    if Execution.CONTINUE in plan.executions and built.engine.policy.rtc is None:
-        raise ConfigError("execution: this policy does not continue chunks: choose auto, fresh or rest")
+    facts = facts_of(built.engine.policy)
+    for asked in plan.executions:
+        if text := facts.refusal(asked):
+            raise ConfigError(f"execution: {text}")
 
 
 def pace_name(pace: Pace, stages: int) -> str:

@@ -116,10 +116,5 @@ def check_answers(request: OpenRequest, schema: ActionSchema, facts: ExecutionFa
             field="open.chunks",
             reason=Reason.CHUNKS_NEEDED,
         )
-    asked, text = request.execution, ""
-    if asked is Execution.CONTINUE and not facts.continues:
-        text = "this policy does not continue chunks: ask for auto or fresh"
-    elif asked is Execution.SLOW and not facts.slows:
-        text = "the rows of this policy cannot be executed more slowly: ask for auto or rest"
-    if text:
+    if text := facts.refusal(request.execution):
         raise FailedPrecondition(text, field="open.execution", reason=Reason.EXECUTION_UNAVAILABLE)

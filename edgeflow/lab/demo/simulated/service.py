@@ -13,7 +13,7 @@ from collections.abc import Callable
 from edgeflow.contract import Pace, PassTimes
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.profile import Pacer
-from edgeflow.engine.policy import bridged_rows
+from edgeflow.engine.policy import Policy, bridged_rows
 from edgeflow.ipc.messages import FrameDropped, FrameResult, Message, OpenSession
 from edgeflow.lab.demo.simulated.camera import EPOCH, SESSION, Seen, SimulatedCamera
 from edgeflow.lab.demo.simulated.client_robot import ClientRobot, RobotPlan, Send
@@ -105,12 +105,7 @@ class VirtualService:
         return RobotPlan(
             schema=schema,
             state=inputs.state,
-            facts=ExecutionFacts.of(
-                schema,
-                bridged_rows(policy, schema.horizon),
-                continues=policy.rtc is not None,
-                timed=inputs.most_delay_ms > 0.0,
-            ),
+            facts=facts_of(policy),
             execution=self._execution,
             forecast=forecast.AnswerForecast.of(seen, pace),
             period_ns=period_ns,
@@ -128,6 +123,13 @@ class VirtualService:
         continues = self._execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
         worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", continues=continues))
         return worker
+
+
+def facts_of(policy: Policy) -> ExecutionFacts:
+    """How the answers of a policy may be executed."""
+    schema = policy.action_schema(policy.unnorm_keys[0])
+    rows, timed = bridged_rows(policy, schema.horizon), policy.inputs.most_delay_ms > 0.0
+    return ExecutionFacts.of(schema, rows, continues=policy.rtc is not None, timed=timed)
 
 
 def _wake_ns(robot: VirtualRobot, worker: Worker) -> int:
