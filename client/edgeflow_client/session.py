@@ -241,7 +241,10 @@ class ClientSession:
         limit_ns = self._limit_ns(message, opened)
         held = self._watchdog.directive()
         timeline = self._timeline(message, opened.schema, held, now_ns)
-        if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
+        # A robot that stands still loses no rows to a late answer, but no late answer is younger for that.
+        by_capture = replace(timeline, start_ns=message.stamp_ns, horizon=opened.schema.horizon)
+        aged = by_capture if message.from_arrival else timeline
+        if limit_ns is not None and aged.due_age_ns(now_ns) >= limit_ns:
             self.flight.too_old += 1
             return False
         schema = opened.schema

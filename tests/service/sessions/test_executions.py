@@ -84,27 +84,23 @@ class ServedRobot:
         service.decoded(b"abc", 1)
         return service.start_sending(now_ns)
 
+    def frame_answered_late(self, stalled_ms: float) -> None:
+        """The answer to a frame that is taken now leaves the service at once, and arrives after a stalled link."""
+        frame = self.frame()
+        assert frame is not None
+        self.result(frame, 0)
+        sent = self.service.take(self.clock.now_ns())
+        self.wait(stalled_ms)
+        for event in sent:
+            self.robot.stream_message(server_message(event))
+
     def answered(self, took_ms: float = FORETOLD_MS) -> pb.Action | None:
         """The answer to a frame that is taken now, at the robot; None if the frame is not answered."""
         frame = self.frame()
         if frame is None:
             return None
         self.wait(took_ms)
-        self.service.result(
-            FrameResult(
-                session=1,
-                epoch=frame.epoch,
-                seq=frame.seq,
-                chunk=CHUNK,
-                token_ids=[],
-                valid=True,
-                queue_ns=0,
-                inference_ns=round(took_ms * MS),
-                passes=1,
-                settled=0,
-                report=ChunkReport(),
-            )
-        )
+        self.result(frame, took_ms)
         new = self.service.take(self.clock.now_ns())
         self.events += new
         actions = []
@@ -116,6 +112,24 @@ class ServedRobot:
                 actions.append(message.action)
         (action,) = actions
         return action
+
+    def result(self, frame: SubmitFrame, took_ms: float, *, valid: bool = True) -> None:
+        """The worker's answer to a frame."""
+        self.service.result(
+            FrameResult(
+                session=1,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                chunk=CHUNK,
+                token_ids=[],
+                valid=valid,
+                queue_ns=0,
+                inference_ns=round(took_ms * MS),
+                passes=1,
+                settled=0,
+                report=ChunkReport(),
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -199,6 +213,16 @@ def test_a_first_inference_that_takes_700_ms_longer_skips_no_rows_and_is_forgott
     third = served.frame() if asked is not Execution.REST else None
     assert served.service.answers.expected_delay_ns == 30 * MS
     assert third is None or third.delay_ns == 30 * MS
+
+
+@pytest.mark.parametrize("asked", [Execution.AUTO, Execution.REST])
+def test_an_answer_that_a_robot_at_rest_gets_after_its_age_limit_is_not_executed(asked: Execution):
+    served = ServedRobot(asked)
+    last_row_ms = (HORIZON - 1) * STEP_MS
+    for stalled_ms in (30_000, last_row_ms):
+        served.frame_answered_late(stalled_ms)
+        assert served.robot.directive().command is (Command.HOLD if stalled_ms > last_row_ms else Command.ACT)
+    assert served.robot.statistics().too_old == 1
 
 
 def test_answers_are_counted_by_their_execution():
