@@ -225,6 +225,24 @@ def test_an_answer_that_a_robot_at_rest_gets_after_its_age_limit_is_not_executed
     assert served.robot.statistics().too_old == 1
 
 
+def test_a_late_answer_that_moves_a_robot_again_leaves_no_frame_from_its_rest_to_be_answered():
+    served = ServedRobot(Execution.FRESH)
+    action = served.answered()
+    served.wait(PERIOD_MS)
+    moving = served.frame()
+    assert action is not None and moving is not None
+    served.wait(action.valid_for_ms)
+    assert served.robot.directive().command is Command.HOLD
+    assert served.frame() is None, "another frame is with the worker"
+    served.result(moving, action.valid_for_ms)
+    for event in served.service.take(served.clock.now_ns()):
+        served.robot.stream_message(server_message(event))
+    now = served.robot.directive().action
+    assert now is not None and now.seq == moving.seq
+    # Rows from the arrival would begin anew in mid-motion.
+    assert served.service.start_decoding(served.clock.now_ns(), alone=True) is None
+
+
 def test_answers_are_counted_by_their_execution():
     served, metrics = ServedRobot(Execution.REST), Metrics()
     served.answered()
