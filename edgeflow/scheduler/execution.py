@@ -216,6 +216,12 @@ class SessionExecution:
             return not busy and not on_its_way
         return self._moving is not None
 
+    def never_answers(self, *, resting: bool, arrived: int) -> bool:
+        """True if a frame that may not be answered never will be, whatever comes: a newer one is needed."""
+        if self._flows or self._awaited:
+            return False
+        return arrived < self._begun or (not resting and self._moving is None)
+
     def answer(self, seq: int, *, resting: bool, delay_ns: int, gap_ns: int) -> AnswerExecution | None:
         """How the answer to a frame that is passed on is executed; None for a client that knows nothing of this."""
         if self._choice is None:

@@ -218,8 +218,13 @@ class SessionAnswers:
 
     def may_answer(self, frame: CheckedFrame, now_ns: int, *, busy: bool) -> bool:
         """As in SessionExecution."""
-        arrived = frame.arrived.seq if frame.arrived is not None else 0
-        return self.execution.may_answer(resting=frame.resting, arrived=arrived, now_ns=now_ns, busy=busy)
+        return self.execution.may_answer(
+            resting=frame.resting, arrived=_newest_arrived(frame), now_ns=now_ns, busy=busy
+        )
+
+    def never_answers(self, frame: CheckedFrame) -> bool:
+        """As in SessionExecution."""
+        return self.execution.never_answers(resting=frame.resting, arrived=_newest_arrived(frame))
 
     def begin(self, frame: CheckedFrame) -> AnswerExecution | None:
         """A frame goes to the worker to be answered: how that answer will be executed."""
@@ -299,3 +304,8 @@ class SessionAnswers:
         fits_ns = report.conditioned_steps * step_ns if report.continues else None
         self.sent.add(seq, self._schema.horizon if self._whole else 1, ready.track.frame.stamp_ns)
         self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
+
+
+def _newest_arrived(frame: CheckedFrame) -> int:
+    """The newest answer that had arrived when a frame was taken; 0 = none."""
+    return frame.arrived.seq if frame.arrived is not None else 0

@@ -14,7 +14,7 @@ from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.sessions.answers import PolicyFacts
-from edgeflow.service.sessions.frames import Event, NoticeEvent
+from edgeflow.service.sessions.frames import Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
@@ -24,7 +24,7 @@ from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
 from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
-from edgeflow_client.types import Command, Execution
+from edgeflow_client.types import Command, Disposition, Execution
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import make, ready
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -241,6 +241,34 @@ def test_a_late_answer_that_moves_a_robot_again_leaves_no_frame_from_its_rest_to
     assert now is not None and now.seq == moving.seq
     # Rows from the arrival would begin anew in mid-motion.
     assert served.service.start_decoding(served.clock.now_ns(), alone=True) is None
+
+
+def outcomes(served: ServedRobot) -> list[tuple[int, Disposition]]:
+    """The outcomes of frames that the service tells without another frame."""
+    assert served.service.start_sending(served.clock.now_ns()) is None
+    events = served.service.take(served.clock.now_ns())
+    return [(each.seq, each.disposition) for each in events if isinstance(each, StatusEvent)]
+
+
+def test_a_frame_from_before_a_hold_leaves_so_that_a_robot_does_not_wait_for_its_answer():
+    served = ServedRobot(Execution.FRESH)
+    served.answered()
+    served.wait(PERIOD_MS)
+    moving = served.frame()
+    assert moving is not None
+    served.result(moving, 0, valid=False)
+    held = served.service.take(served.clock.now_ns())
+    assert served.frame() is None, "it was taken before the robot heard that it holds"
+    assert outcomes(served) == [(3, Disposition.SUPERSEDED)]
+    for event in held:
+        served.robot.stream_message(server_message(event))
+    assert served.answered() is not None
+
+
+def test_a_frame_from_a_motion_that_leads_to_a_rest_leaves_at_once():
+    served = ServedRobot(Execution.REST)
+    served.answered()
+    assert served.frame() is None and outcomes(served) == [(2, Disposition.SUPERSEDED)]
 
 
 def test_answers_are_counted_by_their_execution():
