@@ -33,7 +33,8 @@ IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
     """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 where they state none.
 
-    Rows that displace the tool may each move it so far; of a single action there is one row.
+    Rows that displace the tool may each move it so far, also the one in execution when the time begins; of a single
+    action there is one row.
     """
     far = [
         max(abs(low), abs(high))
@@ -42,7 +43,7 @@ def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
         )
         if relative and unit == "m" and name in POSITION
     ]
-    rows = math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
+    rows = 1 + math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
     farthest = math.sqrt(sum(each * each for each in far)) * min(rows, schema.horizon)
     return farthest if math.isfinite(farthest) else 0.0
 

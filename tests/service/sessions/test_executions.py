@@ -157,9 +157,9 @@ def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, 
 @pytest.mark.parametrize(
     ("asked", "execution", "valid_ms", "rows"),
     [
-        (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 14),
-        (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 11),  # at 75 % of the rate
-        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 18),
+        (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 15),
+        (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 12),  # at 75 % of the rate
+        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 19),
     ],
 )
 def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_goes(asked, execution, valid_ms, rows):
@@ -167,6 +167,18 @@ def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_
     assert opened is not None and opened.execution is execution
     assert opened.valid_for_s == valid_ms / 1e3
     assert opened.unheard_m == pytest.approx(rows * math.sqrt(2))  # each row displaces x and y by 1 m at most
+
+
+@pytest.mark.parametrize("took_ms", [300, 310, 349])
+def test_a_robot_that_hears_nothing_executes_no_more_rows_than_it_was_told(took_ms: int):
+    served = ServedRobot(Execution.FRESH)
+    served.answered()
+    action = served.answered(took_ms)
+    opened, first = served.robot.opened, served.robot.directive().action
+    assert action is not None and opened is not None and first is not None
+    served.wait(action.valid_for_ms - 1)
+    last = served.robot.directive().action
+    assert last is not None and (last.step - first.step + 1) * math.sqrt(2) <= opened.unheard_m
 
 
 def test_a_change_is_told_with_its_reason_and_goes_through_a_rest():
