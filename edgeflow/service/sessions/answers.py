@@ -27,6 +27,7 @@ from edgeflow_client.types import ActionSchema
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
+LONGEST_FORETOLD_MS = 10_000  # of a validity that follows the answers: a robot's reports must not extend it for ever
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
@@ -253,7 +254,7 @@ class SessionAnswers:
         self.execution.halt()
 
     def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, -(-foretold_ns // 1_000_000))
+        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), LONGEST_FORETOLD_MS))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.

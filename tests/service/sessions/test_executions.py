@@ -13,8 +13,8 @@ from edgeflow.scheduler.execution import ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.answers import PolicyFacts
-from edgeflow.service.sessions.frames import Event, NoticeEvent, StatusEvent
+from edgeflow.service.sessions.answers import LONGEST_FORETOLD_MS, PolicyFacts
+from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
@@ -253,6 +253,25 @@ def test_a_late_answer_that_moves_a_robot_again_leaves_no_frame_from_its_rest_to
     assert now is not None and now.seq == moving.seq
     # Rows from the arrival would begin anew in mid-motion.
     assert served.service.start_decoding(served.clock.now_ns(), alone=True) is None
+
+
+@pytest.mark.parametrize("asked", [Execution.AUTO, Execution.REST])
+def test_reports_of_absurd_ages_do_not_extend_the_validity_for_ever(asked: Execution):
+    served = ServedRobot(asked)
+    for seq in range(1, 60):
+        now_ns, service = served.clock.now_ns(), served.service
+        service.admit(seq, now_ns, now_ns)
+        service.answers.arrived(seq - 1, 2**64 - 1)
+        arrived = Arrived(seq - 1, 2**64 - 1)
+        service.offer(CheckedFrame(seq=seq, stamp_ns=now_ns, images=(b"",), arrived=arrived, resting=True), now_ns)
+        assert service.start_decoding(now_ns, alone=True) is not None
+        service.decoded(b"", 1)
+        frame = service.start_sending(now_ns)
+        assert frame is not None
+        served.wait(PERIOD_MS)
+        served.result(frame, PERIOD_MS)
+        (action,) = (each for each in service.take(served.clock.now_ns()) if isinstance(each, ActionEvent))
+    assert action.valid_for_ms == LONGEST_FORETOLD_MS and action.max_age_ms < LONGEST_FORETOLD_MS + 1000
 
 
 def outcomes(served: ServedRobot) -> list[tuple[int, Disposition]]:
