@@ -9,7 +9,7 @@ import pytest
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.scheduler.execution import ExecutionFacts
+from edgeflow.scheduler.execution import LOST_NS, ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
@@ -300,6 +300,23 @@ def test_a_frame_from_a_motion_that_leads_to_a_rest_leaves_at_once():
     served = ServedRobot(Execution.REST)
     served.answered()
     assert served.frame() is None and outcomes(served) == [(2, Disposition.SUPERSEDED)]
+
+
+def test_an_answer_that_was_believed_lost_leaves_the_next_one_no_robot_at_rest():
+    served = ServedRobot(Execution.FRESH)
+    first = served.frame()
+    assert first is not None
+    served.result(first, 0)
+    sent = served.service.take(served.clock.now_ns())
+    served.wait(LOST_NS / MS)
+    second = served.frame()
+    assert second is not None and second.start_delay_ns
+    served.result(second, 0)
+    for event in (*sent, *served.service.take(served.clock.now_ns())):
+        served.robot.stream_message(server_message(event))
+    served.wait(3 * STEP_MS)
+    action = served.robot.directive().action
+    assert action is not None and (action.seq, action.step) == (first.seq, 3)
 
 
 def test_answers_are_counted_by_their_execution():
