@@ -143,4 +143,4 @@ def _text(path: Path) -> str | None:
 
 def _number(path: Path) -> int | None:
     text = _text(path)
-    return int(text) if text and re.fullmatch(r"-?\d+", text) else None
+    return int(text) if text and re.fullmatch(r"-?[0-9]{1,18}", text) else None

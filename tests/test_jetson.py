@@ -56,6 +56,14 @@ def test_a_file_that_is_missing_or_wrong_takes_only_its_fact(tmp_path: Path, mis
     assert wrong.temperatures.items() <= whole.temperatures.items() | {("\ufffd?", 48.5), ("\ufffd?", 51.687)}
 
 
+def test_a_number_that_no_board_has_is_none(tmp_path: Path):
+    tree = dict.fromkeys(("sys/class/thermal/thermal_zone0/temp", "sys/class/hwmon/hwmon1/oc1_event_cnt"), "9" * 5000)
+    board = read_board(
+        write_tree(tmp_path, {**tree, "proc/device-tree/model": "Jetson", "sys/class/thermal/thermal_zone0/type": "x"})
+    )
+    assert board is not None and not board.temperatures and not board.throttled
+
+
 def test_other_machines_are_none(tmp_path: Path):
     assert read_board(tmp_path) is None
     assert read_board(write_tree(tmp_path, {"proc/device-tree/model": "Raspberry Pi 5\0"})) is None

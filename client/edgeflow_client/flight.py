@@ -35,7 +35,9 @@ class Statistics:
     actions: int
     """Accepted actions."""
     ignored: int
-    """Actions of another epoch, out of order, while a reset was needed, or continuing a chunk that a HOLD ended."""
+    """Actions of another epoch, out of order, while a reset was needed, continuing a chunk that a HOLD ended, or made
+    for a robot at rest while it moves.
+    """
     too_old: int
     """Actions beyond their age limit on arrival."""
     late: int

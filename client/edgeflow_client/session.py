@@ -240,8 +240,14 @@ class ClientSession:
             return False
         limit_ns = self._limit_ns(message, opened)
         held = self._watchdog.directive()
-        timeline = self._timeline(message, opened.schema, held, now_ns)
-        if limit_ns is not None and timeline.due_age_ns(now_ns) >= limit_ns:
+        timeline = self._timeline(message, opened.schema, now_ns)
+        if message.from_arrival and timeline.step_ns and held.action is not None and now_ns < held.action.over_ns:
+            self.flight.ignored += 1  # it begins at rest, and an answer that was believed lost moves the robot
+            return False
+        # A robot that stands still loses no rows to a late answer, but no late answer is younger for that.
+        by_capture = replace(timeline, start_ns=message.stamp_ns, horizon=opened.schema.horizon)
+        aged = by_capture if message.from_arrival else timeline
+        if limit_ns is not None and aged.due_age_ns(now_ns) >= limit_ns:
             self.flight.too_old += 1
             return False
         schema = opened.schema
@@ -292,14 +298,13 @@ class ClientSession:
         if now.action is not None and now.action.seq == action.seq:
             self._accepted(action, chunk)
 
-    def _timeline(self, message: pb.Action, schema: ActionSchema, held: Directive, now_ns: int) -> Timeline:
-        """The moments of an answer's rows: from the capture on, or from now on if the robot stands still as the service
-        assumed. They stay whole steps from the capture, so that rows of later frames meet them.
+    def _timeline(self, message: pb.Action, schema: ActionSchema, now_ns: int) -> Timeline:
+        """The moments of an answer's rows: from the capture on, or from now on for a robot that stands still. They stay
+        whole steps from the capture, so that rows of later frames meet them.
         """
-        stands = held.action is None or now_ns >= held.action.over_ns
         step_ns = round(schema.step_ms * 1e6 / rate_of(message))
         start_ns = message.stamp_ns
-        if message.from_arrival and stands and step_ns:
+        if message.from_arrival and step_ns:
             start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
         return Timeline(start_ns, step_ns, min(message.rows or schema.horizon, schema.horizon))
 

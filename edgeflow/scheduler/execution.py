@@ -187,6 +187,7 @@ class SessionExecution:
         self._awaited = 0  # the frame whose answer a resting robot waits for
         self._awaited_choice: ChosenExecution | None = None
         self._sent_ns: int | None = None  # when that answer was sent
+        self._newest_sent = self._newest_sent_ns = 0  # of all answers, and when
         self._begun = 0  # the frame whose answer began the motion; frames from before its arrival are of another rest
 
     @property
@@ -220,8 +221,16 @@ class SessionExecution:
             return False
         if resting:
             self._moving = None
-            return not busy
+            # An answer on its way, to a frame from before the robot stood still, would set it in motion again.
+            on_its_way = arrived < self._newest_sent and now_ns - self._newest_sent_ns < LOST_NS
+            return not busy and not on_its_way
         return self._moving is not None
+
+    def never_answers(self, *, resting: bool, arrived: int) -> bool:
+        """True if a frame that may not be answered never will be, whatever comes: a newer one is needed."""
+        if self._flows or self._awaited:
+            return False
+        return arrived < self._begun or (not resting and self._moving is None)
 
     def answer(self, seq: int, *, resting: bool, delay_ns: int, gap_ns: int) -> AnswerExecution | None:
         """How the answer to a frame that is passed on is executed; None for a client that knows nothing of this."""
@@ -246,6 +255,7 @@ class SessionExecution:
 
     def sent(self, seq: int, now_ns: int) -> None:
         """The answer to a frame was sent to the robot."""
+        self._newest_sent, self._newest_sent_ns = seq, now_ns
         if seq == self._awaited:
             self._sent_ns = now_ns
 
@@ -255,7 +265,7 @@ class SessionExecution:
             self._awaited, self._awaited_choice = 0, None
 
     def halt(self) -> None:
-        """The robot holds, or a new epoch begins: it stands still, and no answer is in flight."""
+        """The robot holds, or a new epoch begins: it stands still. Answers may still be on their way to it."""
         self._awaited, self._awaited_choice, self._moving, self._begun = 0, None, None, 0
 
     def valid_ns(self, delay_ns: int, gap_ns: int) -> int:

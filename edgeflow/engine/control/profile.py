@@ -30,6 +30,7 @@ from edgeflow_client.errors import ConfigError
 from edgeflow_client.files import read_regular
 
 MOST_BYTES = 1 << 20
+LONGEST_PASS_NS = 60_000_000_000
 PREFIX_PERCENT = 60
 PUBLISHED_ROWS = 280  # of the prefill of the model in the table, with a short instruction
 
@@ -116,6 +117,8 @@ def load_profile(name: str) -> DeviceProfile | None:
         rows = values.get("prefill_rows", PUBLISHED_ROWS)
         if type(rows) is not int or rows < 1:
             raise ConfigError(f"profile: {name} has prefill_rows {rows!r}; it is an integer of at least 1")
+        if not all(0 < each <= LONGEST_PASS_NS for each in (prefill_ns, decode_ns, packed_ns)):
+            raise ConfigError(f"profile: {name}: every time must be above 0 and at most {LONGEST_PASS_NS // 10**6} ms")
         return DeviceProfile(
             name=str(values["name"]),
             prefill_ns=prefill_ns,
@@ -127,7 +130,7 @@ def load_profile(name: str) -> DeviceProfile | None:
         raise ConfigError(
             f"profile: cannot read {name!r}: {error.strerror}; use {', '.join(PROFILE_NAMES)} or a JSON file"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"profile: {name} needs name, prefill_ms, decode_ms and packed_ms, and may have prefill_rows"
         ) from error

@@ -27,13 +27,15 @@ from edgeflow_client.types import ActionSchema
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
+LONGEST_FORETOLD_MS = 10_000  # of a validity that follows the answers: a robot's reports must not extend it for ever
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
 def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
     """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 where they state none.
 
-    Rows that displace the tool may each move it so far; of a single action there is one row.
+    Rows that displace the tool may each move it so far, also the one in execution when the time begins; of a single
+    action there is one row.
     """
     far = [
         max(abs(low), abs(high))
@@ -42,7 +44,7 @@ def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
         )
         if relative and unit == "m" and name in POSITION
     ]
-    rows = math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
+    rows = 1 + math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
     farthest = math.sqrt(sum(each * each for each in far)) * min(rows, schema.horizon)
     return farthest if math.isfinite(farthest) else 0.0
 
@@ -218,8 +220,13 @@ class SessionAnswers:
 
     def may_answer(self, frame: CheckedFrame, now_ns: int, *, busy: bool) -> bool:
         """As in SessionExecution."""
-        arrived = frame.arrived.seq if frame.arrived is not None else 0
-        return self.execution.may_answer(resting=frame.resting, arrived=arrived, now_ns=now_ns, busy=busy)
+        return self.execution.may_answer(
+            resting=frame.resting, arrived=_newest_arrived(frame), now_ns=now_ns, busy=busy
+        )
+
+    def never_answers(self, frame: CheckedFrame) -> bool:
+        """As in SessionExecution."""
+        return self.execution.never_answers(resting=frame.resting, arrived=_newest_arrived(frame))
 
     def begin(self, frame: CheckedFrame) -> AnswerExecution | None:
         """A frame goes to the worker to be answered: how that answer will be executed."""
@@ -247,7 +254,7 @@ class SessionAnswers:
         self.execution.halt()
 
     def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, -(-foretold_ns // 1_000_000))
+        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), LONGEST_FORETOLD_MS))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.
@@ -299,3 +306,8 @@ class SessionAnswers:
         fits_ns = report.conditioned_steps * step_ns if report.continues else None
         self.sent.add(seq, self._schema.horizon if self._whole else 1, ready.track.frame.stamp_ns)
         self.ages.sent(seq, now_ns - ready.track.received_ns, fits_ns)
+
+
+def _newest_arrived(frame: CheckedFrame) -> int:
+    """The newest answer that had arrived when a frame was taken; 0 = none."""
+    return frame.arrived.seq if frame.arrived is not None else 0

@@ -162,6 +162,7 @@ class FramesInFlight:
 
     def start_sending(self, now_ns: int) -> SessionFrame | None:
         """The next frame to send, if one waits that may be answered or belongs to a history."""
+        self._leave_unanswerable(now_ns)
         track = self._decoded
         if track is None:
             return None
@@ -171,6 +172,17 @@ class FramesInFlight:
         self._decoded, track.sent_ns = None, now_ns
         self._sent[track.frame.seq] = track
         return track
+
+    def _leave_unanswerable(self, now_ns: int) -> None:
+        """Let go of frames that will never be answered: a robot that waits for their outcome would wait for ever."""
+        if self._keeps_history:  # the worker gets them, and lets them go
+            return
+        for track in (self._decoded, self._arrived):
+            if track is None or self._may_answer(track, now_ns) or not self._answers.never_answers(track.frame):
+                continue
+            self._decoded = None if track is self._decoded else self._decoded
+            self._arrived = None if track is self._arrived else self._arrived
+            self.supersede(track, "not answered: it was taken in motion, or before the newest answer arrived")
 
     def answered(self, seq: int, epoch: int) -> SessionFrame | None:
         """The frame of a worker's answer; None if it has left already, with its epoch or its worker."""
@@ -201,16 +213,16 @@ class FramesInFlight:
             StatusEvent(seq=track.frame.seq, disposition=disposition, code=code, reason=reason, text=text)
         )
 
-    def supersede(self, track: SessionFrame | None) -> None:
-        """Record that a newer frame replaced this one."""
+    def supersede(self, track: SessionFrame | None, text: str = "superseded by a newer frame") -> None:
+        """Record that a newer frame replaced this one, or that only a newer one can be answered."""
         if track is None:
             return
         if track.over_rate:
             self.excess += 1
-            text = "the frame rate exceeds the permitted one, and a newer frame arrived"
-            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
+            excess = "the frame rate exceeds the permitted one, and a newer frame arrived"
+            self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, excess)
             return
-        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, "superseded by a newer frame")
+        self.leave(track, Disposition.SUPERSEDED, "", Reason.SUPERSEDED, text)
 
     def take_excess(self) -> int:
         """Return the excess and reset it."""

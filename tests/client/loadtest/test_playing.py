@@ -103,5 +103,5 @@ def test_rows_from_the_arrival_at_the_rate_that_is_said_and_then_a_rest():
     assert said(playing, 1900).resting
     moving = chunk(2, 1880)
     moving.from_arrival = True
-    playing.heard(moving, 1890 * MS)  # it does not stand still yet: rows count from the capture
-    assert said(playing, 1890).playing.start_ns == 1880 * MS
+    assert playing.heard(moving, 1890 * MS).executed is None  # it does not stand still yet
+    assert said(playing, 1890).playing.seq == 1

@@ -83,7 +83,19 @@ def test_bad_rows_of_a_prefill_are_named(tmp_path, rows: str):
         load_profile(str(path))
 
 
-@pytest.mark.parametrize("text", ['{"name": "x"}', "[]", "not json"])
+@pytest.mark.parametrize("time_ms", ["-1", "0", "1e300"])
+def test_a_time_that_no_pass_takes_is_rejected(tmp_path, time_ms: str):
+    path = tmp_path / "bad.json"
+    path.write_text(f'{{"name": "x", "prefill_ms": 3, "decode_ms": {time_ms}, "packed_ms": 3.5}}')
+    with pytest.raises(ConfigError, match="every time must be above 0"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "x"}', "[]", "not json", "[" * 100_000, '{"prefill_ms": Infinity}'],
+    ids=["name only", "list", "no json", "deep", "infinite"],
+)
 def test_a_bad_profile_file_says_what_it_needs(tmp_path, text: str):
     path = tmp_path / "bad.json"
     path.write_text(text)

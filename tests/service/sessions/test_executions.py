@@ -9,12 +9,12 @@ import pytest
 
 from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.scheduler.execution import ExecutionFacts
+from edgeflow.scheduler.execution import LOST_NS, ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.answers import PolicyFacts
-from edgeflow.service.sessions.frames import Event, NoticeEvent
+from edgeflow.service.sessions.answers import LONGEST_FORETOLD_MS, PolicyFacts
+from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
@@ -24,7 +24,7 @@ from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
 from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
-from edgeflow_client.types import Command, Execution
+from edgeflow_client.types import Command, Disposition, Execution
 from tests.service.scripted import SCHEMA
 from tests.service.sessions.test_admission import make, ready
 from tests.service.sessions.test_session_properties import MS, REQUEST, RULES
@@ -84,27 +84,23 @@ class ServedRobot:
         service.decoded(b"abc", 1)
         return service.start_sending(now_ns)
 
+    def frame_answered_late(self, stalled_ms: float) -> None:
+        """The answer to a frame that is taken now leaves the service at once, and arrives after a stalled link."""
+        frame = self.frame()
+        assert frame is not None
+        self.result(frame, 0)
+        sent = self.service.take(self.clock.now_ns())
+        self.wait(stalled_ms)
+        for event in sent:
+            self.robot.stream_message(server_message(event))
+
     def answered(self, took_ms: float = FORETOLD_MS) -> pb.Action | None:
         """The answer to a frame that is taken now, at the robot; None if the frame is not answered."""
         frame = self.frame()
         if frame is None:
             return None
         self.wait(took_ms)
-        self.service.result(
-            FrameResult(
-                session=1,
-                epoch=frame.epoch,
-                seq=frame.seq,
-                chunk=CHUNK,
-                token_ids=[],
-                valid=True,
-                queue_ns=0,
-                inference_ns=round(took_ms * MS),
-                passes=1,
-                settled=0,
-                report=ChunkReport(),
-            )
-        )
+        self.result(frame, took_ms)
         new = self.service.take(self.clock.now_ns())
         self.events += new
         actions = []
@@ -116,6 +112,24 @@ class ServedRobot:
                 actions.append(message.action)
         (action,) = actions
         return action
+
+    def result(self, frame: SubmitFrame, took_ms: float, *, valid: bool = True) -> None:
+        """The worker's answer to a frame."""
+        self.service.result(
+            FrameResult(
+                session=1,
+                epoch=frame.epoch,
+                seq=frame.seq,
+                chunk=CHUNK,
+                token_ids=[],
+                valid=valid,
+                queue_ns=0,
+                inference_ns=round(took_ms * MS),
+                passes=1,
+                settled=0,
+                report=ChunkReport(),
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -143,9 +157,9 @@ def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, 
 @pytest.mark.parametrize(
     ("asked", "execution", "valid_ms", "rows"),
     [
-        (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 14),
-        (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 11),  # at 75 % of the rate
-        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 18),
+        (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 15),
+        (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 12),  # at 75 % of the rate
+        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 19),
     ],
 )
 def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_goes(asked, execution, valid_ms, rows):
@@ -153,6 +167,18 @@ def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_
     assert opened is not None and opened.execution is execution
     assert opened.valid_for_s == valid_ms / 1e3
     assert opened.unheard_m == pytest.approx(rows * math.sqrt(2))  # each row displaces x and y by 1 m at most
+
+
+@pytest.mark.parametrize("took_ms", [300, 310, 349])
+def test_a_robot_that_hears_nothing_executes_no_more_rows_than_it_was_told(took_ms: int):
+    served = ServedRobot(Execution.FRESH)
+    served.answered()
+    action = served.answered(took_ms)
+    opened, first = served.robot.opened, served.robot.directive().action
+    assert action is not None and opened is not None and first is not None
+    served.wait(action.valid_for_ms - 1)
+    last = served.robot.directive().action
+    assert last is not None and (last.step - first.step + 1) * math.sqrt(2) <= opened.unheard_m
 
 
 def test_a_change_is_told_with_its_reason_and_goes_through_a_rest():
@@ -199,6 +225,98 @@ def test_a_first_inference_that_takes_700_ms_longer_skips_no_rows_and_is_forgott
     third = served.frame() if asked is not Execution.REST else None
     assert served.service.answers.expected_delay_ns == 30 * MS
     assert third is None or third.delay_ns == 30 * MS
+
+
+@pytest.mark.parametrize("asked", [Execution.AUTO, Execution.REST])
+def test_an_answer_that_a_robot_at_rest_gets_after_its_age_limit_is_not_executed(asked: Execution):
+    served = ServedRobot(asked)
+    last_row_ms = (HORIZON - 1) * STEP_MS
+    for stalled_ms in (30_000, last_row_ms):
+        served.frame_answered_late(stalled_ms)
+        assert served.robot.directive().command is (Command.HOLD if stalled_ms > last_row_ms else Command.ACT)
+    assert served.robot.statistics().too_old == 1
+
+
+def test_a_late_answer_that_moves_a_robot_again_leaves_no_frame_from_its_rest_to_be_answered():
+    served = ServedRobot(Execution.FRESH)
+    action = served.answered()
+    served.wait(PERIOD_MS)
+    moving = served.frame()
+    assert action is not None and moving is not None
+    served.wait(action.valid_for_ms)
+    assert served.robot.directive().command is Command.HOLD
+    assert served.frame() is None, "another frame is with the worker"
+    served.result(moving, action.valid_for_ms)
+    for event in served.service.take(served.clock.now_ns()):
+        served.robot.stream_message(server_message(event))
+    now = served.robot.directive().action
+    assert now is not None and now.seq == moving.seq
+    # Rows from the arrival would begin anew in mid-motion.
+    assert served.service.start_decoding(served.clock.now_ns(), alone=True) is None
+
+
+@pytest.mark.parametrize("asked", [Execution.AUTO, Execution.REST])
+def test_reports_of_absurd_ages_do_not_extend_the_validity_for_ever(asked: Execution):
+    served = ServedRobot(asked)
+    for seq in range(1, 60):
+        now_ns, service = served.clock.now_ns(), served.service
+        service.admit(seq, now_ns, now_ns)
+        service.answers.arrived(seq - 1, 2**64 - 1)
+        arrived = Arrived(seq - 1, 2**64 - 1)
+        service.offer(CheckedFrame(seq=seq, stamp_ns=now_ns, images=(b"",), arrived=arrived, resting=True), now_ns)
+        assert service.start_decoding(now_ns, alone=True) is not None
+        service.decoded(b"", 1)
+        frame = service.start_sending(now_ns)
+        assert frame is not None
+        served.wait(PERIOD_MS)
+        served.result(frame, PERIOD_MS)
+        (action,) = (each for each in service.take(served.clock.now_ns()) if isinstance(each, ActionEvent))
+    assert action.valid_for_ms == LONGEST_FORETOLD_MS and action.max_age_ms < LONGEST_FORETOLD_MS + 1000
+
+
+def outcomes(served: ServedRobot) -> list[tuple[int, Disposition]]:
+    """The outcomes of frames that the service tells without another frame."""
+    assert served.service.start_sending(served.clock.now_ns()) is None
+    events = served.service.take(served.clock.now_ns())
+    return [(each.seq, each.disposition) for each in events if isinstance(each, StatusEvent)]
+
+
+def test_a_frame_from_before_a_hold_leaves_so_that_a_robot_does_not_wait_for_its_answer():
+    served = ServedRobot(Execution.FRESH)
+    served.answered()
+    served.wait(PERIOD_MS)
+    moving = served.frame()
+    assert moving is not None
+    served.result(moving, 0, valid=False)
+    held = served.service.take(served.clock.now_ns())
+    assert served.frame() is None, "it was taken before the robot heard that it holds"
+    assert outcomes(served) == [(3, Disposition.SUPERSEDED)]
+    for event in held:
+        served.robot.stream_message(server_message(event))
+    assert served.answered() is not None
+
+
+def test_a_frame_from_a_motion_that_leads_to_a_rest_leaves_at_once():
+    served = ServedRobot(Execution.REST)
+    served.answered()
+    assert served.frame() is None and outcomes(served) == [(2, Disposition.SUPERSEDED)]
+
+
+def test_an_answer_that_was_believed_lost_leaves_the_next_one_no_robot_at_rest():
+    served = ServedRobot(Execution.FRESH)
+    first = served.frame()
+    assert first is not None
+    served.result(first, 0)
+    sent = served.service.take(served.clock.now_ns())
+    served.wait(LOST_NS / MS)
+    second = served.frame()
+    assert second is not None and second.start_delay_ns
+    served.result(second, 0)
+    for event in (*sent, *served.service.take(served.clock.now_ns())):
+        served.robot.stream_message(server_message(event))
+    served.wait(3 * STEP_MS)
+    action = served.robot.directive().action
+    assert action is not None and (action.seq, action.step) == (first.seq, 3)
 
 
 def test_answers_are_counted_by_their_execution():

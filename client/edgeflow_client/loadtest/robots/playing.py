@@ -70,14 +70,15 @@ class ChunkPlayer:
         report = ChunkReport(continues=action.continues, conditioned_steps=action.conditioned_steps)
         apart = played is None or report.continues != played.seq
         late = report.continues > 0 and (apart or report.is_late(age_ns, _step_ns(action)))
+        if action.from_arrival and played is not None and now_ns < played.rows_until_ns:
+            return Seamed()  # it begins at rest, and the robot moves
         waits = late and (played is None or report.continues < played.begun or now_ns < played.rows_until_ns)
         timeline = None if waits else self._play(action, now_ns, played.begun if played else action.seq)
         return Seamed(continued=report.continues > 0, late=late, executed=timeline)
 
     def _play(self, action: pb.Action, now_ns: int, begun: int) -> Timeline:
-        stands = self._played is None or now_ns >= self._played.rows_until_ns
         start_ns, step_ns = action.stamp_ns, _step_ns(action)
-        if action.from_arrival and stands:
+        if action.from_arrival:
             start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
         timeline = Timeline(start_ns, step_ns, action.rows or action.horizon)
         limit_ns = action.max_age_ms * 1_000_000 or None
