@@ -173,6 +173,7 @@ class ClientSession:
         opened = opened_of(message)
         self._aging.check(opened.schema)
         self._warn_undecided(opened.schema)
+        _warn_short(opened)
         check_sizes(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
@@ -360,3 +361,14 @@ class ClientSession:
         self.flight.leave(first, disposition, last, overtaken=message.reason == Reason.OVERTAKEN)
         if disposition is Disposition.REJECTED:
             self.flight.last_refusal = f"{message.code} {message.reason}: {message.text}"
+
+
+def _warn_short(opened: Opened) -> None:
+    """Warn that answers are expected less often than an action may be executed."""
+    gap_s = 1 / opened.predicted_fps if opened.predicted_fps else 0.0
+    if opened.valid_for_s < gap_s:
+        _log.warning(
+            "an answer is expected every %.0f ms, and may be executed for %.0f ms: the robot holds in between, unless "
+            "execution is auto, or the service permits more (timing.longest_ttl_ms)",
+            1000 * gap_s, 1000 * opened.valid_for_s,
+        )  # fmt: skip

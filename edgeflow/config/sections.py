@@ -202,7 +202,15 @@ class LimitsConfig(Section):
 class TimingConfig(Section):
     """Time limits."""
 
-    action_ttl_ms: int = Field(250, ge=10, le=500, description="how long a robot may execute an action")
+    action_ttl_ms: int = Field(
+        250, ge=10, le=500, description="shortest validity: how long a robot may execute an action at least"
+    )
+    longest_ttl_ms: int = Field(
+        500,
+        ge=500,
+        le=10_000,
+        description="longest validity of actions whose execution the robot chose; with auto it follows the answers",
+    )
     silent_hold_ms: int = Field(
         300, ge=10, le=60_000, description="silence of a robot before HOLD; at least 5 control periods"
     )

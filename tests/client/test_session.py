@@ -125,6 +125,15 @@ def test_a_validity_beyond_the_cap_is_cut(robot: StreamSession):
     assert robot.session.directive().command is Command.HOLD
 
 
+@pytest.mark.parametrize(("predicted_fps", "warns"), [(1.9, True), (2.1, False), (0.0, False)])
+def test_answers_that_come_less_often_than_one_may_be_executed_are_warned_of(predicted_fps: float, warns: bool, caplog):
+    robot = StreamSession()
+    answer = opened(500)
+    answer.predicted_fps = predicted_fps
+    robot.session.stream_opened(answer, OutgoingMessages(robot.session.opening()))
+    assert ("timing.longest_ttl_ms" in caplog.text) == warns
+
+
 def test_an_action_is_not_executed_once_its_frame_is_too_old():
     robot = StreamSession(max_action_age_s=0.08)
     robot.open()

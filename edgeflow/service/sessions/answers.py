@@ -20,9 +20,10 @@ from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, ChosenExecu
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.frames import Event, InvalidOutputs, PendingAnswer, SentChunks, SessionFrame
+from edgeflow.service.sessions.rates import SessionRules
 from edgeflow_client.displacement import POSITION
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema
+from edgeflow_client.types import ActionSchema, Execution
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
@@ -177,11 +178,16 @@ class SessionAnswers:
     """The answers of a session. sent: the chunks sent last; ages: the ages of their frames on arrival at the robot.
 
     schema: the schema of the policy's chunks. The robot executes rows by the clock, starting at the row that is due; a
-    client of a front end starts at the first row, whenever the answer arrives. ttl_ms: timing.action_ttl_ms.
+    client of a front end starts at the first row, whenever the answer arrives.
     """
 
     def __init__(
-        self, request: OpenRequest, schema: ActionSchema, age_limit: AgeLimit, facts: ExecutionFacts, *, ttl_ms: int
+        self,
+        request: OpenRequest,
+        schema: ActionSchema,
+        age_limit: AgeLimit,
+        facts: ExecutionFacts,
+        rules: SessionRules,
     ) -> None:
         self.sent = SentChunks()
         self.ages = AnswerAges()
@@ -190,7 +196,8 @@ class SessionAnswers:
         self.gap_ns = request.control_period_ns  # the forecast time between two answers
         self.execution = SessionExecution(request.execution, facts, period_ns=request.control_period_ns)
         self._schema = schema
-        self._ttl_ms = validity_ms(ttl_ms, request, schema)
+        self._ttl_ms = validity_ms(rules.action_ttl_ms, request, schema)
+        self._longest_ms = LONGEST_FORETOLD_MS if request.execution is Execution.AUTO else rules.longest_ttl_ms
         self._whole = request.chunks
         self._by_clock = not request.front
         self._late_in_a_row = 0
@@ -254,7 +261,7 @@ class SessionAnswers:
         self.execution.halt()
 
     def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), LONGEST_FORETOLD_MS))
+        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), self._longest_ms))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.

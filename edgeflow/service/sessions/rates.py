@@ -24,6 +24,7 @@ class SessionRules:
     """Limits and timeouts from the configuration that a session applies."""
 
     action_ttl_ms: int
+    longest_ttl_ms: int
     silent_hold_ns: int
     silent_free_ns: int
     silent_end_ns: int
@@ -38,6 +39,7 @@ class SessionRules:
         timing, limits = config.timing, config.limits
         return cls(
             action_ttl_ms=timing.action_ttl_ms,
+            longest_ttl_ms=timing.longest_ttl_ms,
             silent_hold_ns=timing.silent_hold_ms * 1_000_000,
             silent_free_ns=timing.silent_free_ms * 1_000_000,
             silent_end_ns=timing.silent_end_ms * 1_000_000,

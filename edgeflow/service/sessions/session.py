@@ -75,7 +75,7 @@ class Session:
         self.commands: deque[ResetSession | CloseSession] = deque()
         self.age_limit = AgeLimit.of(request, schema, rules.action_ttl_ms, times)
         policy = policy or PolicyFacts.of(schema)
-        self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, ttl_ms=rules.action_ttl_ms)
+        self.answers = SessionAnswers(request, schema, self.age_limit, policy.facts, rules)
         self._order = FrameOrder()
         self.rates = SessionRates(rules, request.control_period_ns, now_ns)
         self._silence = Silence(rules, request.control_period_ns, now_ns, normal=bool(request.front))

@@ -39,11 +39,19 @@ PERIOD_MS, FORETOLD_MS, GAP_MS = 100, 300, 600
 class ServedRobot:
     """A robot with the SDK, at the same clock as the service, and a transport that takes no time."""
 
-    def __init__(self, asked: Execution, *, foretold_ms: int = FORETOLD_MS, keeps_history: bool = False) -> None:
+    def __init__(
+        self,
+        asked: Execution,
+        *,
+        foretold_ms: int = FORETOLD_MS,
+        keeps_history: bool = False,
+        longest_ms: int = LONGEST_FORETOLD_MS,
+    ) -> None:
         self.clock = ManualClock(1000 * MS)
         request = replace(REQUEST, chunks=True, execution=asked, max_action_age_ns=None)
         policy = PolicyFacts(facts=FACTS, keeps_history=keeps_history)
-        self.service = Session(1, request, WIDE, RULES, self.clock.now_ns(), policy)
+        rules = replace(RULES, longest_ttl_ms=longest_ms)
+        self.service = Session(1, request, WIDE, rules, self.clock.now_ns(), policy)
         forecast = AnswerForecast(age_ns=foretold_ms * MS, gap_ns=GAP_MS * MS)
         self.service.answers.foretell(forecast)
         settings = SessionSettings(cameras=(), control_period_s=PERIOD_MS / 1e3, execution=asked)
@@ -167,6 +175,17 @@ def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_
     assert opened is not None and opened.execution is execution
     assert opened.valid_for_s == valid_ms / 1e3
     assert opened.unheard_m == pytest.approx(rows * math.sqrt(2))  # each row displaces x and y by 1 m at most
+
+
+@pytest.mark.parametrize("asked", [each for each in Execution if each is not Execution.AUTO])
+def test_a_robot_that_chose_its_execution_gets_no_more_than_the_configured_validity(asked: Execution):
+    served = ServedRobot(asked, longest_ms=500)
+    assert served.robot.opened is not None and served.robot.opened.valid_for_s == 0.5
+    served.answered()
+    action = served.answered() or served.answered(0)
+    assert action is None or action.valid_for_ms <= 500
+    served.wait(500)
+    assert served.robot.directive().command is Command.HOLD
 
 
 @pytest.mark.parametrize("took_ms", [300, 310, 349])

@@ -26,6 +26,7 @@ from tests.service.scripted import SCHEMA
 MS = 1_000_000
 RULES = SessionRules(
     action_ttl_ms=250,
+    longest_ttl_ms=500,
     silent_hold_ns=300 * MS,
     silent_free_ns=1_000 * MS,
     silent_end_ns=30_000 * MS,
