@@ -14,6 +14,7 @@ from edgeflow_client.loadtest.robots.ledger import Fate, Ledger, SentFrame
 from edgeflow_client.loadtest.robots.plan import Fixed, LoadPlan
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.reasons import Reason
+from edgeflow_client.types import Execution
 
 LATE_MS = 5.0  # p99 of the generator's delay, beyond which it cannot measure a service
 
@@ -81,6 +82,8 @@ class RobotSummary:
     """Time after a robot's first action without a valid one."""
     held_share: float
     """The same, of all time after the first action."""
+    executions: dict[str, int] = field(default_factory=dict)
+    """Actions by how the service had them executed."""
     hold: dict[str, int] = field(default_factory=dict)
     stop: dict[str, int] = field(default_factory=dict)
     notices: dict[str, int] = field(default_factory=dict)
@@ -125,7 +128,7 @@ class Prediction:
     age_ms: float
     measured_age_ms: float
     kept: bool
-    """True when the robot kept that period; only then are there deviations, (measured / forecast - 1) in per cent,
+    """True when the robot kept that period and did not rest; only then are there deviations, (measured / forecast - 1) in per cent,
     else NaN.
     """
 
@@ -171,6 +174,7 @@ def summarise(run: Measurement, ledgers: Sequence[Ledger]) -> RobotSummary:
         ),
         held_ms=held_ms,
         held_share=held_ms / directed_ms if directed_ms else math.nan,
+        executions=dict(Counter(frame.execution for frame in acted if frame.execution)),
         hold=_happenings(run, ledgers, "hold"),
         stop=_happenings(run, ledgers, "stop"),
         notices=_happenings(run, ledgers, "notice"),
@@ -191,6 +195,7 @@ def prediction_of(plan: LoadPlan, opened: Opened | None, summary: RobotSummary) 
     if opened is None or not (opened.predicted_fps > 0 and opened.predicted_age_s > 0 and summary.frames.acted):
         return None
     kept = isinstance(plan.pattern, Fixed) and abs(plan.pattern.rate_hz * plan.session.control_period_s - 1) < 0.03
+    rests = Execution.REST.value in summary.executions
     return Prediction(
         mode=opened.mode.value,
         depth=opened.depth,
@@ -198,7 +203,7 @@ def prediction_of(plan: LoadPlan, opened: Opened | None, summary: RobotSummary) 
         measured_fps=summary.fps,
         age_ms=opened.predicted_age_s * 1000,
         measured_age_ms=summary.service_ms.mean,
-        kept=kept,
+        kept=kept and not rests,
     )
 
 

@@ -135,6 +135,8 @@ def _sentences(results: Results) -> list[str]:
     total = results.total
     lines = [f"answers of {results.horizon} actions, {results.step_ms:g} ms apart"] if results.horizon > 1 else []
     lines += [f"pass-time jitter p99 / p50: {_number(total.pass_jitter)}", _passes_sentence(total)]
+    if total.executions:
+        lines.append(f"answers executed as: {_reasons(total.executions)}")
     refused = {name: getattr(total.frames, name) for name in ("rejected", "dropped", "unanswered")}
     events = {"HOLD": total.hold, "STOP": total.stop, "notices": total.notices, "streams lost": total.losses}
     lines += [f"{name}: {_reasons(counts)}" for name, counts in (refused | events).items() if counts]

@@ -332,7 +332,7 @@ def _execution_table(results: list[ConditionResult]) -> FoldingTable:
     table = FoldingTable(
         "condition", "latency, ms\np50, p95, p99, worst", "held ticks\nper minute",
         "velocity jump, mm/s\np99 at seams, inside",
-        "reaction, ms\np50, p99", title="execution",
+        "reaction, ms\np50, p99", "answers executed as", title="execution",
         caption="latency: of executed rows; reaction: from a jump to the first command towards the new place",
     )  # fmt: skip
     for result in results:
@@ -344,6 +344,7 @@ def _execution_table(results: list[ConditionResult]) -> FoldingTable:
             f"{executed.held_ticks_per_minute:.1f}",
             ", ".join(f"{1000 * each.p99:.0f}" if each.count else "-" for each in (jump.seam, jump.inside)),
             "-" if reaction is None else f"{reaction.towards.p50:.0f}, {reaction.towards.p99:.0f}",
+            ", ".join(f"{name} {share:.0%}" for name, share in executed.executions.items()) or "-",
         )
     return table
 

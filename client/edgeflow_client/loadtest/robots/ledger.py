@@ -49,6 +49,8 @@ class SentFrame:
     late: bool = False
     executed: Timeline | None = None
     """continued, late, executed: as in robots/playing.Seamed."""
+    execution: str = ""
+    """How the service said that the answer is to be executed; empty = it did not."""
 
     @property
     def age_ns(self) -> int:
@@ -128,6 +130,7 @@ class Ledger:
         continued: bool = False,
         late: bool = False,
         executed: Timeline | None = None,
+        execution: str = "",
         horizon: int = 1,
         step_ms: float = 0.0,
     ) -> bool:
@@ -142,7 +145,7 @@ class Ledger:
         if horizon > 1 and step_ms > 0:
             record.ahead_ms = max(0, min(int(record.age_ns / 1e6 / step_ms), horizon - 1)) * step_ms
         record.server_ns, record.timings, record.unsettled = server_ns, timings, unsettled
-        record.continued, record.late, record.executed = continued, late, executed
+        record.continued, record.late, record.executed, record.execution = continued, late, executed, execution
         return True
 
     def dispose(self, first: int, last: int, disposition: Disposition, reason: str, received_ns: int) -> None:

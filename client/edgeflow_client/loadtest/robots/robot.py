@@ -16,6 +16,7 @@ from edgeflow_client.connection.link import STREAM, Backoff
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
+    EXECUTIONS,
     Opened,
     error_of,
     open_message,
@@ -260,6 +261,7 @@ def _hear_action(ledger: Ledger, action: pb.Action, first: int, now_ns: int, sea
             continued=seam.continued,
             late=seam.late,
             executed=seam.executed,
+            execution=EXECUTIONS[action.execution].value if action.execution in EXECUTIONS else "",
         )
     else:
         ledger.happen(now_ns, command.value, action.reason)

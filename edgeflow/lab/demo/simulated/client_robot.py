@@ -151,7 +151,9 @@ class ClientRobot:
             self._body.command(target.pose, target.values["gripper"], captured_ns=captured_ns)
         if action.seq != self._playing:
             self._playing = action.seq
-            self._body.note(captured_ns=captured_ns, passes=action.timings.passes, settled=action.settled)
+            how = action.execution.value if action.execution is not None else ""
+            passes, settled = action.timings.passes, action.settled
+            self._body.note(captured_ns=captured_ns, passes=passes, settled=settled, execution=how)
 
     @property
     def _delay_ns(self) -> int:

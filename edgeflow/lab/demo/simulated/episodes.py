@@ -22,6 +22,8 @@ class Acted:
     passes: int
     settled: int
     """Both: as in FrameResult."""
+    execution: str = ""
+    """How it was executed, as the service said; empty = it did not."""
 
     @property
     def age_ns(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -57,6 +58,8 @@ class ExecutionFigures:
     """Age of the frame when a row of its answer is executed, per row."""
     held_ticks_per_minute: float
     """Control periods for which the SDK ordered HOLD after the first action."""
+    executions: dict[str, float]
+    """Share of the answers by how the service had them executed."""
     seams: SeamJumps
     reaction: JumpReactions | None = None
     """None if objects do not jump."""
@@ -66,6 +69,7 @@ class ExecutionFigures:
         return {
             "latency_at_execution_ms": asdict(self.latency_at_execution_ms),
             "held_ticks_per_minute": self.held_ticks_per_minute,
+            "executions": self.executions,
             "seams": asdict(self.seams),
             "reaction_to_jump_ms": self.reaction and asdict(self.reaction),
         }
@@ -74,10 +78,12 @@ class ExecutionFigures:
 def execution_figures(runs: Sequence[EpisodeRun], period_s: float) -> ExecutionFigures:
     """The figures of some episodes. period_s: between two rows, and between two frames."""
     rows = [row for run in runs for row in run.commands if row.captured_ns != HELD]
+    answers = Counter(each.execution for run in runs for each in run.acted if each.execution)
     held_ticks = sum(run.held_ns for run in runs) / 1e9 / period_s
     return ExecutionFigures(
         latency_at_execution_ms=distribution([(row.at_ns - row.captured_ns) / 1e6 for row in rows]),
         held_ticks_per_minute=held_ticks / (sum(run.seconds for run in runs) / 60),
+        executions={name: count / answers.total() for name, count in answers.most_common()},
         seams=_seams(runs, period_s),
         reaction=_reactions(runs) if any(run.jumped_ns is not None for run in runs) else None,
     )

@@ -100,9 +100,12 @@ class SimulatedBody:
         self.sim.command(goal, gripper)
         self._note(captured_ns, before)
 
-    def note(self, *, captured_ns: int, passes: int, settled: int) -> None:
+    def note(self, *, captured_ns: int, passes: int, settled: int, execution: str = "") -> None:
         """Note an answer that is executed from now on."""
-        self.acted.append(Acted(captured_ns=captured_ns, arrived_ns=self.now_ns, passes=passes, settled=settled))
+        acted = Acted(
+            captured_ns=captured_ns, arrived_ns=self.now_ns, passes=passes, settled=settled, execution=execution
+        )
+        self.acted.append(acted)
 
     def _note(self, captured_ns: int, before: Vector) -> None:
         """Note the present command. before: the position commanded before it."""
