@@ -36,7 +36,7 @@ from edgeflow_client.pictures import Picture, shrunk
 from edgeflow_client.pose import MAX_DISTANCE_M, Pose, Vector, check_pose, distance
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.timeline import Timeline
+from edgeflow_client.timeline import Timeline, arrival_start_ns
 from edgeflow_client.types import ActionSchema, Command, Disposition
 from edgeflow_client.watchdog import Watchdog
 
@@ -300,13 +300,11 @@ class ClientSession:
             self._accepted(action, chunk)
 
     def _timeline(self, message: pb.Action, schema: ActionSchema, now_ns: int) -> Timeline:
-        """The moments of an answer's rows: from the capture on, or from now on for a robot that stands still. They stay
-        whole steps from the capture, so that rows of later frames meet them.
-        """
+        """The moments of an answer's rows: from the capture on, or from now on for a robot that stands still."""
         step_ns = round(schema.step_ms * 1e6 / rate_of(message))
         start_ns = message.stamp_ns
         if message.from_arrival and step_ns:
-            start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
+            start_ns = arrival_start_ns(start_ns, now_ns, step_ns)
         return Timeline(start_ns, step_ns, min(message.rows or schema.horizon, schema.horizon))
 
     def _limit_ns(self, message: pb.Action, opened: Opened) -> int | None:

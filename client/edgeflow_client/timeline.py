@@ -10,12 +10,20 @@ from edgeflow_client.trajectory import Playing
 MAX_PLAYS = 64  # executed chunks that captures can refer to
 
 
+def arrival_start_ns(captured_ns: int, now_ns: int, step_ns: int) -> int:
+    """The moment of the first row of an answer that begins on its arrival, now: the nearest whole number of steps from
+    the capture of its frame. So rows of later frames meet it, and the first row lasts half a step at least.
+    """
+    steps = (2 * max(now_ns - captured_ns, 0) + step_ns) // (2 * step_ns)
+    return captured_ns + steps * step_ns
+
+
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """The moments of a chunk's rows, in nanoseconds on the robot's clock: row i is for start_ns + i * step_ns."""
 
     start_ns: int
-    """The capture of the frame, or the arrival of its answer where the robot stood still until then."""
+    """The capture of the frame, or about the arrival of its answer where the robot stood still until then."""
     step_ns: int = 0
     """0 if the horizon is 1."""
     horizon: int = 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeflow_client.timeline import MAX_PLAYS, PlayLog, Timeline
+from edgeflow_client.timeline import MAX_PLAYS, PlayLog, Timeline, arrival_start_ns
 from edgeflow_client.trajectory import Playing
 
 MS = 1_000_000
@@ -118,3 +118,12 @@ def test_a_robot_rests_once_its_rows_or_their_validity_are_over_and_until_the_ne
     assert not log.rests_at(1205)  # captured before the chunk that has begun since
     log.end(1220)
     assert not log.rests_at(1219) and log.rests_at(1220)
+
+
+@pytest.mark.parametrize(("arrives_ms", "starts_ms"), [(0, 0), (24, 0), (25, 50), (388, 400), (558, 550), (-5, 0)])
+def test_an_answer_begins_on_arrival_with_a_row_of_at_least_half_a_step(arrives_ms: int, starts_ms: int):
+    start_ns = arrival_start_ns(7 * MS, (7 + arrives_ms) * MS, 50 * MS)
+    assert start_ns == (7 + starts_ms) * MS
+    timeline = Timeline(start_ns, 50 * MS, 40)
+    assert timeline.step_at((7 + arrives_ms) * MS) == 0
+    assert timeline.moment_ns(1) - (7 + arrives_ms) * MS > 25 * MS - 1

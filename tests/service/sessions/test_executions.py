@@ -235,7 +235,7 @@ def test_a_first_inference_that_takes_700_ms_longer_skips_no_rows_and_is_forgott
     assert action is not None and first is not None and (first.seq, first.step) == (1, 0)
     served.wait(2 * STEP_MS)
     following = served.robot.directive().action
-    assert following is not None and following.step == 2
+    assert following is not None and following.step == 1  # rows are whole steps from the capture, so for 750 and 800 ms
     if asked is Execution.REST:
         served.wait(action.rows * STEP_MS)
     second = served.answered(30)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from edgeflow_client.connection.wire import rate_of
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.timeline import PlayLog, Timeline
+from edgeflow_client.timeline import PlayLog, Timeline, arrival_start_ns
 from edgeflow_client.trajectory import ChunkReport
 from edgeflow_client.types import UNKNOWN_STEP_NS
 
@@ -79,7 +79,7 @@ class ChunkPlayer:
     def _play(self, action: pb.Action, now_ns: int, begun: int) -> Timeline:
         start_ns, step_ns = action.stamp_ns, _step_ns(action)
         if action.from_arrival:
-            start_ns += max(now_ns - start_ns, 0) // step_ns * step_ns
+            start_ns = arrival_start_ns(start_ns, now_ns, step_ns)
         timeline = Timeline(start_ns, step_ns, action.rows or action.horizon)
         limit_ns = action.max_age_ms * 1_000_000 or None
         until_ns = timeline.valid_until_ns(now_ns, action.valid_for_ms * 1_000_000, limit_ns)

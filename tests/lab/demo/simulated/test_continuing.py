@@ -227,10 +227,11 @@ def test_a_resting_robot_starts_at_the_first_row_when_its_answer_arrives(sim, mo
     assert engine.asked == {}
     wait_ms = 180 if delay else 30
     assert {each.age_ns for each in result.acted} == {wait_ms * MS}
+    begun_ms = STEP_MS * round(wait_ms / STEP_MS)
     captured_ms, answered = [each.captured_ns // MS for each in result.acted], engine.policy.answered
     wanted = [
         (
-            captured + max(wait_ms, (wait_ms // STEP_MS + row) * STEP_MS),
+            captured + (begun_ms + row * STEP_MS if row else wait_ms),
             answered[START_NS + captured * MS][row, 6],
         )
         for captured in captured_ms
