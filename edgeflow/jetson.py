@@ -101,8 +101,8 @@ def _clocks(root: Path) -> dict[str, BoardClock]:
     found = {}
     for name, part in DEVFREQ.items():
         folder = root / "sys/class/devfreq" / name
-        if folder.is_dir():
-            now, most = _number(folder / "cur_freq"), _number(folder / "max_freq")
+        now, most = _number(folder / "cur_freq"), _number(folder / "max_freq")
+        if now is not None or most is not None:
             found[part] = BoardClock(now_hz=now, most_hz=most)
     emc = _number(root / EMC_FOLDER / "rate")
     if EMC not in found and emc is not None:

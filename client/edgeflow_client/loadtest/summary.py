@@ -128,8 +128,8 @@ class Prediction:
     age_ms: float
     measured_age_ms: float
     kept: bool
-    """True when the robot kept that period and did not rest; only then are there deviations, (measured / forecast - 1) in per cent,
-    else NaN.
+    """True when the robot kept that period and did not rest. Only then are there deviations, (measured / forecast - 1)
+    in per cent, else NaN.
     """
 
     @property

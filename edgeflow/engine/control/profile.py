@@ -114,6 +114,8 @@ def load_profile(name: str) -> DeviceProfile | None:
         prefill_ns, decode_ns, packed_ns = (
             round(float(values[key]) * 1e6) for key in ("prefill_ms", "decode_ms", "packed_ms")
         )
+        if unknown := sorted(set(values) - {"name", "prefill_ms", "decode_ms", "packed_ms", "prefill_rows"}):
+            raise ConfigError(f"profile: {name}: unknown key {unknown[0][:32]!r}")
         rows = values.get("prefill_rows", PUBLISHED_ROWS)
         if type(rows) is not int or rows < 1:
             raise ConfigError(f"profile: {name} has prefill_rows {rows!r}; it is an integer of at least 1")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -16,11 +18,12 @@ from edgeflow.jetson import BoardFacts, power_difference, read_board
 from edgeflow.service.observe.log import EventLog
 
 SAMPLE_S = 1.0
+FIRST_WITHIN_S = 2.0  # the service starts without the board's facts if its files do not answer
 UNKNOWN = "unknown"
 
 
 class BoardMonitor(Collector):
-    """Samples the board once per second, in a thread since the kernel may take its time.
+    """Samples the board once per second. A read may hang in the kernel, so it has a thread that nothing waits for.
 
     On another machine it shows nothing. root: the root of the files.
     """
@@ -34,7 +37,10 @@ class BoardMonitor(Collector):
 
     async def found(self) -> bool:
         """Take the first sample; True on a Jetson, whose facts are in the metrics from now on."""
-        self._facts = await asyncio.to_thread(read_board, self._root)
+        try:
+            self._facts = await asyncio.wait_for(self._sample(), FIRST_WITHIN_S)
+        except asyncio.TimeoutError:
+            self._log.event("board_unreadable", within_s=FIRST_WITHIN_S)
         if self._facts is not None:
             self._registry.register(self)
         return self._facts is not None
@@ -43,7 +49,23 @@ class BoardMonitor(Collector):
         """Sample forever. changed: called when the power mode changed, or times became those of another one."""
         while True:
             await asyncio.sleep(SAMPLE_S)
-            self.take(await asyncio.to_thread(read_board, self._root), changed)
+            self.take(await self._sample(), changed)
+
+    def _sample(self) -> asyncio.Future[BoardFacts | None]:
+        loop = asyncio.get_running_loop()
+        sampled: asyncio.Future[BoardFacts | None] = loop.create_future()
+
+        def give(facts: BoardFacts | None) -> None:
+            if not sampled.done():
+                sampled.set_result(facts)
+
+        def read() -> None:
+            facts = read_board(self._root)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(give, facts)
+
+        Thread(target=read, name="board", daemon=True).start()
+        return sampled
 
     def take(self, facts: BoardFacts | None, changed: Callable[[], None]) -> None:
         """Take a sample."""

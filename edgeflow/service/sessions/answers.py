@@ -33,18 +33,15 @@ IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
 def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
-    """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 where they state none.
+    """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 = unknown.
 
     Rows that displace the tool may each move it so far, also the one in execution when the time begins; of a single
     action there is one row.
     """
-    far = [
-        max(abs(low), abs(high))
-        for name, unit, relative, low, high in zip(
-            schema.names, schema.units, schema.relative, schema.low, schema.high, strict=True
-        )
-        if relative and unit == "m" and name in POSITION
-    ]
+    moves = [index for index, name in enumerate(schema.names) if schema.relative[index] and name in POSITION]
+    if any(schema.units[index] != "m" for index in moves):
+        return 0.0
+    far = [max(abs(schema.low[index]), abs(schema.high[index])) for index in moves]
     rows = 1 + math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
     farthest = math.sqrt(sum(each * each for each in far)) * min(rows, schema.horizon)
     return farthest if math.isfinite(farthest) else 0.0

@@ -108,6 +108,13 @@ def test_an_unknown_profile_is_rejected():
         load_profile("orinn")
 
 
+def test_an_unknown_key_is_named(tmp_path):
+    path = tmp_path / "mine.json"
+    path.write_text('{"name": "mine", "prefill_ms": 3, "decode_ms": 1, "packed_ms": 3.5, "row_ms": 50}')
+    with pytest.raises(ConfigError, match="unknown key 'row_ms'"):
+        load_profile(str(path))
+
+
 def test_a_policy_of_one_pass_takes_a_whole_chunk():
     profile = load_profile("orin-smolvla")
     assert profile is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from edgeflow.jetson import read_board
+from edgeflow.service.observe import board
 from edgeflow.service.observe.board import BoardMonitor
 from tests.jetson_trees import ORIN, write_thor, write_tree
 
@@ -75,3 +77,13 @@ def test_times_of_another_power_mode_are_marked(tmp_path: Path):
     assert (board["power_mode"], board["times_measured_in"]["power_mode"]) == ("2 MODE_30W", "0 MAXN")
     made.measured()
     assert made.measured_elsewhere == "", "a new worker has measured them here"
+
+
+def test_a_board_whose_files_hang_delays_neither_start_nor_end(tmp_path: Path, monkeypatch):
+    root, released = write_tree(tmp_path, ORIN), Event()
+    monkeypatch.setattr(board, "read_board", lambda _: released.wait())
+    monkeypatch.setattr(board, "FIRST_WITHIN_S", 0.01)
+    log = Written()
+    assert not asyncio.run(BoardMonitor(CollectorRegistry(), log, root).found())  # type: ignore[arg-type]
+    assert [name for name, _ in log.events] == ["board_unreadable"]
+    released.set()
