@@ -37,8 +37,6 @@ SHOWN = {
         ("closed-loop-figures-cpu", "its distributions", "closed_loop"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
         ("executions-cpu", "a flow policy: executions on several devices", "closed_loop.executions"),
-        ("field-cpu", "the clients of LeRobot, openpi and ACT beside edgeflow", "closed_loop.field"),
-        ("slow-tokens-cpu", "token policies on slow devices", "closed_loop.slow_tokens"),
         ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
             "metaworld-cpu",
@@ -58,7 +56,6 @@ SHOWN = {
         ("wide-frames-cpu", "frames of three cameras", "wide_frames --images DIR"),
         ("overload-cpu", "ten times more frames than can be served", "overload"),
         ("links-cpu", "robots over emulated links", "links"),
-        ("early-frames-cpu", "robots that send before their turn", "early_frames"),
         ("act-latency-cpu", "one action over HTTP", "act_latency URL --count 300"),
     ),
     "front-ends": (
