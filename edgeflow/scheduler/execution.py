@@ -178,10 +178,15 @@ class SessionExecution:
     to which the last chunk before it leads.
 
     asked: None for a client that knows nothing of this: all its frames are answered, and rows count from the capture.
+    longest_ns: how long an execution that was asked for, other than AUTO, may move the robot without a further answer;
+    None = no bound.
     """
 
-    def __init__(self, asked: Execution | None, facts: ExecutionFacts, *, period_ns: int) -> None:
+    def __init__(
+        self, asked: Execution | None, facts: ExecutionFacts, *, period_ns: int, longest_ns: int | None = None
+    ) -> None:
         self._facts, self._period_ns = facts, period_ns
+        self._longest_ns = None if asked is Execution.AUTO else longest_ns
         self._choice = None if asked is None else ExecutionChoice(asked, facts)
         self._moving: ChosenExecution | None = None  # what a moving robot executes: anything but REST
         self._awaited = 0  # the frame whose answer a resting robot waits for
@@ -268,14 +273,14 @@ class SessionExecution:
         """The robot holds, or a new epoch begins: it stands still. Answers may still be on their way to it."""
         self._awaited, self._awaited_choice, self._moving, self._begun = 0, None, None, 0
 
-    def valid_ns(self, delay_ns: int, gap_ns: int) -> int:
-        """How long answers may be executed, as forecast when the session opens."""
+    def expected(self, delay_ns: int, gap_ns: int) -> AnswerExecution | None:
+        """How answers are executed, as forecast when the session opens."""
         choice = self.now
         if choice is None:
-            return 0
+            return None
         rests = choice.execution is Execution.REST
         rows = self._rested_rows(delay_ns) if rests else 0
-        return self._made(choice, rows, delay_ns, gap_ns, from_arrival=rests).valid_ns
+        return self._made(choice, rows, delay_ns, gap_ns, from_arrival=rests)
 
     @property
     def _flows(self) -> bool:
@@ -302,12 +307,15 @@ class SessionExecution:
             until_ns = rows * step_ns + delay_ns + self._period_ns
         elif from_arrival:
             until_ns = delay_ns + self._period_ns
+        valid_ns = until_ns + self._period_ns
+        if self._longest_ns is not None and not rows:  # a robot with few rows stands still after them
+            valid_ns = min(valid_ns, self._longest_ns)
         return AnswerExecution(
             execution=choice.execution,
             rate_percent=choice.rate_percent,
             rows=rows,
             from_arrival=from_arrival,
-            valid_ns=until_ns + self._period_ns,
+            valid_ns=valid_ns,
         )
 
     def _rested_rows(self, delay_ns: int) -> int:
@@ -316,4 +324,7 @@ class SessionExecution:
         if facts.horizon == 1:
             return 1
         wanted = -(-max(delay_ns, RESTED_NS) // facts.step_ns)
-        return max(min(wanted, facts.horizon // 2), 1)
+        most = facts.horizon // 2
+        if self._longest_ns is not None:
+            most = min(most, self._longest_ns // facts.step_ns)
+        return max(min(wanted, most), 1)

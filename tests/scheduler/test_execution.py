@@ -187,7 +187,7 @@ def test_a_client_that_knows_nothing_of_this_is_answered_for_every_frame():
     served = Served(None)
     assert served.may(resting=True) and served.answer(resting=True) is None
     assert served.may(resting=True, busy=True) and not served.execution.observe(9000 * MS, 0)
-    assert served.execution.valid_ns(9000 * MS, 0) == 0
+    assert served.execution.expected(9000 * MS, 0) is None
 
 
 def test_single_actions_wait_for_each_other_only_in_rest():

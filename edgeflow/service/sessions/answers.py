@@ -23,7 +23,7 @@ from edgeflow.service.sessions.frames import Event, InvalidOutputs, PendingAnswe
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow_client.displacement import POSITION
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema, Execution
+from edgeflow_client.types import ActionSchema
 
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
@@ -32,18 +32,18 @@ LONGEST_FORETOLD_MS = 10_000  # of a validity that follows the answers: a robot'
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
-def unheard_m(schema: ActionSchema, milliseconds: int) -> float:
+def unheard_m(schema: ActionSchema, milliseconds: int, most_rows: int) -> float:
     """The farthest that the tool can move in a time at the limits of the schema, in metres; 0 = unknown.
 
     Rows that displace the tool may each move it so far, also the one in execution when the time begins; of a single
-    action there is one row.
+    action there is one row. most_rows: rows that are executed before the robot stands still.
     """
     moves = [index for index, name in enumerate(schema.names) if schema.relative[index] and name in POSITION]
     if any(schema.units[index] != "m" for index in moves):
         return 0.0
     far = [max(abs(schema.low[index]), abs(schema.high[index])) for index in moves]
     rows = 1 + math.ceil(milliseconds * 1e6 / schema.motion_ns) if schema.horizon > 1 else 1
-    farthest = math.sqrt(sum(each * each for each in far)) * min(rows, schema.horizon)
+    farthest = math.sqrt(sum(each * each for each in far)) * min(rows, most_rows)
     return farthest if math.isfinite(farthest) else 0.0
 
 
@@ -191,10 +191,10 @@ class SessionAnswers:
         self.invalid = InvalidOutputs()
         self.age_limit = age_limit
         self.gap_ns = request.control_period_ns  # the forecast time between two answers
-        self.execution = SessionExecution(request.execution, facts, period_ns=request.control_period_ns)
+        period_ns, longest_ns = request.control_period_ns, rules.longest_ttl_ms * 1_000_000
+        self.execution = SessionExecution(request.execution, facts, period_ns=period_ns, longest_ns=longest_ns)
         self._schema = schema
         self._ttl_ms = validity_ms(rules.action_ttl_ms, request, schema)
-        self._longest_ms = LONGEST_FORETOLD_MS if request.execution is Execution.AUTO else rules.longest_ttl_ms
         self._whole = request.chunks
         self._by_clock = not request.front
         self._late_in_a_row = 0
@@ -214,13 +214,20 @@ class SessionAnswers:
     @property
     def valid_for_ms(self) -> int:
         """How long a robot may execute its answers, as forecast."""
-        return self._validity_ms(self.execution.valid_ns(self.expected_delay_ns, self.gap_ns))
+        expected = self._expected
+        return self._ttl_ms if expected is None else self._validity_ms(expected.valid_ns)
 
     @property
     def unheard_m(self) -> float:
         """The most that the tool may move within `valid_for_ms` at the limits of the schema, in metres; 0 = unknown."""
-        choice = self.execution.now
-        return unheard_m(self._schema, self.valid_for_ms * (choice.rate_percent if choice else FULL_RATE) // FULL_RATE)
+        rows, rate_percent = self._schema.horizon, FULL_RATE
+        if (expected := self._expected) is not None:
+            rows, rate_percent = expected.rows or rows, expected.rate_percent
+        return unheard_m(self._schema, self.valid_for_ms * rate_percent // FULL_RATE, rows)
+
+    @property
+    def _expected(self) -> AnswerExecution | None:
+        return self.execution.expected(self.expected_delay_ns, self.gap_ns)
 
     def may_answer(self, frame: CheckedFrame, now_ns: int, *, busy: bool) -> bool:
         """As in SessionExecution."""
@@ -258,7 +265,7 @@ class SessionAnswers:
         self.execution.halt()
 
     def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), self._longest_ms))
+        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), LONGEST_FORETOLD_MS))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.

@@ -167,7 +167,7 @@ def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, 
     [
         (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 15),
         (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 12),  # at 75 % of the rate
-        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 19),
+        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 8),
     ],
 )
 def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_goes(asked, execution, valid_ms, rows):
@@ -178,12 +178,15 @@ def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_
 
 
 @pytest.mark.parametrize("asked", [each for each in Execution if each is not Execution.AUTO])
-def test_a_robot_that_chose_its_execution_gets_no_more_than_the_configured_validity(asked: Execution):
-    served = ServedRobot(asked, longest_ms=500)
+def test_a_robot_that_chose_its_execution_moves_no_longer_than_configured_without_an_answer(asked: Execution):
+    served = ServedRobot(asked, foretold_ms=600, longest_ms=500)
+    action = served.answered(600)
+    assert action is not None
+    if asked is Execution.REST:
+        assert action.rows == 10, "it stands still for the rest of its validity"
+        return
     assert served.robot.opened is not None and served.robot.opened.valid_for_s == 0.5
-    served.answered()
-    action = served.answered() or served.answered(0)
-    assert action is None or action.valid_for_ms <= 500
+    assert (served.answered() or action).valid_for_ms == 500
     served.wait(500)
     assert served.robot.directive().command is Command.HOLD
 
