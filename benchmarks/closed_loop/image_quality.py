@@ -22,8 +22,8 @@ from benchmarks.closed_loop.grid import PERIOD_S
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.offline import program_of
-from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluation import TableCondition, load_policy, pace_name, result_of
+from edgeflow.engine.control.profile import PROFILES
+from edgeflow.lab.demo.evaluation import TableCondition, load_policy, pace_name, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image, Moment, Spectator
@@ -60,7 +60,7 @@ WAYS = (
 
 
 class SendingSim(RobotSim):
-    """A robot whose images arrive as they were sent. size: bytes of each."""
+    """A robot whose images arrive as they were sent. sizes: bytes of each."""
 
     def __init__(self, seed: int, speed: float, way: SentImages) -> None:
         super().__init__(seed, speed)
@@ -92,11 +92,8 @@ def conditions(built: BuiltEngine, times: PassTimes, profile: str, episodes: int
     for speed in SPEEDS:
         condition = TableCondition(mode=pace_name(pace, stages), pace=pace, anchored=True, speed=speed, profile=profile)
         for way in WAYS:
-            sim, runs = SendingSim(FRESH_SEEDS, speed, way), []
-            for seed in range(FRESH_SEEDS, FRESH_SEEDS + episodes):
-                sim.reset(seed)
-                runs.append(service.run_episode(sim, pace, period_s=PERIOD_S, anchored=True))
-            sim.close()
+            sim, seeds = SendingSim(FRESH_SEEDS, speed, way), range(FRESH_SEEDS, FRESH_SEEDS + episodes)
+            runs = list(run_episodes(service, condition, seeds, PERIOD_S, sim))
             figures = result_of(condition, [runs], stages, PERIOD_S).as_json()
             yield {"camera": way.side, "quality": way.quality, "bytes": statistics.mean(sim.sizes), **figures}
 
@@ -118,15 +115,12 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--model", default="demo", help="an embedded policy, or a directory")
-    parser.add_argument("--profile", default="rtx5090", help="the device whose passes are emulated")
+    parser.add_argument("--profile", choices=PROFILES, default="rtx5090", help="the device whose passes are emulated")
     arguments = parser.parse_args()
     report: dict[str, Any] = {**machine_facts(), "model": arguments.model, "encoding": list(encoding())}
-    built = load_policy(arguments.model)
-    profile = load_profile(arguments.profile)
-    if profile is None:
-        parser.error("a profile other than none: --profile")
-    rows = []
-    for row in conditions(built, profile.times_of(program_of(built.engine)), profile.name, arguments.episodes):
+    built, rows = load_policy(arguments.model), []
+    times = PROFILES[arguments.profile].times_of(program_of(built.engine))
+    for row in conditions(built, times, arguments.profile, arguments.episodes):
         said = f"quality {row['quality']}" if row["quality"] else "raw"
         print(f"{row['camera']} px, {said}, {row['speed_cm_s']:g} cm/s: {row['successes']} of {row['episodes']}")
         rows.append(row)

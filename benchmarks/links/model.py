@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -110,8 +109,3 @@ class LinkDirection:
         begun_ns = now_ns - now_ns % self._ends_ns[-1]
         place = min(bisect_right(self._ends_ns, now_ns - begun_ns), len(trace) - 1)
         return trace[place], begun_ns + self._ends_ns[place]
-
-
-def stalls_ms(trace: Sequence[LinkState]) -> Iterator[float]:
-    """The stalls of a trace."""
-    return (state.for_ms for state in trace if state.stalled)
