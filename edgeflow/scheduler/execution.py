@@ -15,6 +15,8 @@ from edgeflow_client.types import ActionSchema, Execution
 FULL_RATE = 100
 SLOW_RATES = (75, 50)
 """Rates of SLOW in per cent."""
+CONTINUING = frozenset((Execution.AUTO, Execution.CONTINUE, Execution.SLOW))
+"""Executions in which answers continue the chunk in execution, if the policy can."""
 LONGEST_STEP_NS = 200_000_000
 """How long one step of a relative action is good for, with look-ahead (docs/benchmarks/closed-loop.md); longer where
 the schema states a longer step.

@@ -18,7 +18,7 @@ from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, St
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
