@@ -243,9 +243,29 @@ class SessionAnswers:
     def submit(
         self, track: SessionFrame, number: int, request: OpenRequest, instruction: str, now_ns: int
     ) -> SubmitFrame:
-        """The frame as the policy of session `number` receives it."""
-        delay_ns, turn_ns = self.expected_delay_ns, self.age_limit.turn_ns
-        return track.submit(number, request, instruction, now_ns, sent=self.sent, delay_ns=delay_ns, turn_ns=turn_ns)
+        """The frame as the policy of session `number` receives it. The pixels move into the message."""
+        frame, how, delay_ns = track.frame, track.execution, self.expected_delay_ns
+        from_arrival = bool(request.front) or (how is not None and how.from_arrival)
+        continues = request.chunks and not from_arrival and self.sent.may_continue(frame.playing)
+        payload, track.payload = track.payload, b""
+        return SubmitFrame(
+            session=number,
+            epoch=track.epoch,
+            seq=frame.seq,
+            sizes=[side for camera in request.policy_cameras for side in (camera.height, camera.width)],
+            instruction=instruction,
+            payload=payload,
+            state=[frame.state[index] for index in request.policy_numbers],
+            stamp_ns=frame.stamp_ns,
+            waited_ns=now_ns - track.received_ns,
+            turn_wait_ns=max(track.received_ns + self.age_limit.turn_ns - now_ns, 1),
+            playing=frame.playing if continues else None,
+            delay_ns=delay_ns,
+            rested=self.sent.take_rest(),
+            seen_only=track.seen_only,
+            rate_percent=how.rate_percent if how is not None else FULL_RATE,
+            start_delay_ns=max(delay_ns, 1) if from_arrival else 0,
+        )
 
     def change(self) -> ChosenExecution | None:
         """The new choice of an execution, if the expected delay or the rate of answers changed it."""
