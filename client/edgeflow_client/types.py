@@ -40,8 +40,6 @@ class Execution(str, Enum):
 
 
 MOST_TOLERANCE_BINS = 2
-
-
 JPEG_QUALITY = 90
 
 
@@ -118,7 +116,7 @@ class StateSpec:
                 raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
 
 
-UNKNOWN_STEP_NS = 400_000_000
+UNKNOWN_STEP_NS = 400_000_000  # assumed time of a single action whose control step is not stated
 MAX_HORIZON = 1000  # actions per chunk
 
 
