@@ -46,9 +46,7 @@ class Mutant:
 MUTANTS = [
     # scheduler
     Mutant(
-        "if wanted and (not chosen or rows + wanted <= self.limits.row_budget)",
-        "if wanted and (not chosen or rows <= self.limits.row_budget)",
-        "tests/scheduler/test_scheduler.py",
+        "rows + wanted <= self.limits.row_budget", "rows <= self.limits.row_budget", "tests/scheduler/test_scheduler.py"
     ),
     Mutant(
         "(each.deadline_ns, each.last_pass, each.session)",
