@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.closed_loop.grid import DEVICES, PERIOD_S
+from benchmarks.closed_loop.grid import DEVICES, PERIOD_S, condition
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import PROFILES
 from edgeflow.lab.commands.options import EMBEDDED_POLICIES
-from edgeflow.lab.demo.evaluation import TableCondition, load_policy, pace_name, result_of, run_episodes
+from edgeflow.lab.demo.evaluation import load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.scheduler.pace import auto_pace
@@ -123,18 +123,11 @@ def run_cell(built: BuiltEngine, cell: ExecutionCell, episodes: int) -> Row:
     """The figures of a cell, as a JSON value."""
     program = program_of(built.engine)
     pace, times = auto_pace(program), PROFILES[cell.profile].times_of(program)
-    condition = TableCondition(
-        mode=pace_name(pace, built.limits.stages),
-        pace=pace,
-        anchored=True,
-        speed=cell.speed_cm_s / 100,
-        profile=cell.profile,
-        execution=cell.execution,
-        jump_m=cell.jump_cm / 100,
-    )
+    jump_m = cell.jump_cm / 100
+    wanted = condition(pace, cell.speed_cm_s / 100, cell.profile, execution=cell.execution, jump_m=jump_m)
     service = VirtualService(built.engine, built.limits, times, execution=cell.execution)
-    runs = list(run_episodes(service, condition, range(FRESH_SEEDS, FRESH_SEEDS + episodes), PERIOD_S))
-    result = result_of(condition, [runs], built.limits.stages, PERIOD_S)
+    runs = list(run_episodes(service, wanted, range(FRESH_SEEDS, FRESH_SEEDS + episodes), PERIOD_S))
+    result = result_of(wanted, [runs], built.limits.stages, PERIOD_S)
     return {
         "cell": cell.name,
         "chunk_ms": _chunk_ms(times, program.passes),

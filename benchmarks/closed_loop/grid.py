@@ -106,7 +106,7 @@ def blocks(cell: ClosedLoopCell) -> list[EpisodeBlock]:
 def condition(
     pace: Pace, speed: float, profile: str, *, anchored: bool = True, delay: Delay | None = None, **robot: Any
 ) -> TableCondition:
-    """robot: execution and follow_s, as in TableCondition."""
+    """The condition at a pace of STAGES tokens, or serial. robot: other fields of TableCondition."""
     return TableCondition(
         mode=pace_name(pace, STAGES),
         pace=pace,

@@ -79,7 +79,7 @@ class SendingSim(RobotSim):
 
 
 def sent(image: Image, way: SentImages) -> bytes:
-    """The bytes of an image on the way."""
+    """The bytes of an image on the wire."""
     send = ImageFormat.JPEG if way.quality else ImageFormat.RGB8
     camera = CameraSpec(POLICY_CAMERA, way.side, way.side, ImageFormat.RGB8, send=send, quality=way.quality or 1)
     return Picture(image.tobytes(), camera, (POLICY_SIZE, POLICY_SIZE)).encoded()

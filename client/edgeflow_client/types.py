@@ -86,7 +86,7 @@ class CameraSpec:
     """Encoding of the images that are passed to `push`."""
     _: KW_ONLY
     send: ImageFormat | None = None
-    """Encoding on the way. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
+    """Encoding on the wire. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
     `images`. None = JPEG, but images as they are to a service on the robot's own machine.
     """
     quality: int = JPEG_QUALITY

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from benchmarks.closed_loop.field.playback import AGGREGATES
 from benchmarks.closed_loop.field.robots import AlignedPlayback, AsyncClient, ChunkBroker, EnsembleRobot, FieldRobot
-from benchmarks.closed_loop.grid import DEVICES, PERIOD_S, SERIAL, SPEEDS
+from benchmarks.closed_loop.grid import DEVICES, PERIOD_S, SERIAL, SPEEDS, condition
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import PROFILES
 from edgeflow.lab.demo.evaluation import TableCondition, load_policy, result_of, run_episodes
@@ -75,7 +75,7 @@ class FieldCell:
 
     @property
     def condition(self) -> TableCondition:
-        return TableCondition(mode="serial", pace=SERIAL, anchored=True, speed=self.speed, profile=self.device)
+        return condition(SERIAL, self.speed, self.device)
 
 
 def field_cells(policy: str, episodes: int) -> list[FieldCell]:

@@ -33,7 +33,7 @@ class OpenRequest:
     chunks: bool = False
     """The client executes chunks of several actions."""
     execution: Execution | None = None
-    """How answers are executed; None for a client that knows nothing of this."""
+    """How answers are executed; None for a client that asks for no execution."""
     depth: int = 0
     """Only with Mode.DEPTH."""
     tolerance_bins: int = 0

@@ -277,8 +277,8 @@ class SessionAnswers:
         self.sent.halt(reason)
         self.execution.halt()
 
-    def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), self._longest_ms))
+    def _validity_ms(self, forecast_ns: int) -> int:
+        return max(self._ttl_ms, min(-(-forecast_ns // 1_000_000), self._longest_ms))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.

@@ -94,7 +94,7 @@ class ActionEvent:
     report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
     """How the chunk was made."""
     execution: AnswerExecution | None = None
-    """How it is executed; None for a client that knows nothing of this."""
+    """How it is executed; None for a client that asks for no execution."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -145,7 +145,7 @@ class SessionFrame:
     seen_only: bool = False
     """It is not answered: the worker gets it for the session's history."""
     execution: AnswerExecution | None = None
-    """How its answer is executed; None for a client that knows nothing of this."""
+    """How its answer is executed; None for a client that asks for no execution."""
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
         """The answer to this frame. whole: the robot gets all rows."""
