@@ -19,10 +19,12 @@ from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.loadtest.command import run_plan
 from edgeflow_client.loadtest.results import results_of
 from edgeflow_client.loadtest.robots.frames import frames_for
-from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan, parse_size
+from edgeflow_client.loadtest.robots.plan import ClosedLoopPlan, LoadPlan
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 SHARE, LATER_MS = 0.95, 3.0
+SLOW_MS, WARM_UP_S = 50.0, 3.0
+CAMERA = CameraSpec("camera", 224, 224, ImageFormat.JPEG)
 ONE, TRUE, SLOW = "one robot", "two that declare their rate", "two that declare 50 ms"
 FIGURES = ("fps", "age_p50_ms", "age_p99_ms", "rejected", "gaps")
 
@@ -30,7 +32,7 @@ FIGURES = ("fps", "age_p50_ms", "age_p99_ms", "rejected", "gaps")
 def main() -> None:
     """Measure and print; exit code 1 when a target is missed."""
     arguments = _arguments()
-    arms = {ONE: (1, arguments.true_ms), TRUE: (2, arguments.true_ms), SLOW: (2, arguments.slow_ms)}
+    arms = {ONE: (1, arguments.true_ms), TRUE: (2, arguments.true_ms), SLOW: (2, SLOW_MS)}
     rounds: dict[str, list[dict[str, float]]] = {name: [] for name in arms}
     with serving({"chat": {"enabled": False}}) as service:
         for _ in range(arguments.rounds):
@@ -44,24 +46,23 @@ def main() -> None:
         print(f"{name}: {each['fps']:.1f} actions/s, age p50 {each['age_p50_ms']:.1f}, p99 {each['age_p99_ms']:.1f} ms")
     print(f"{share:.3f} of the actions (target {SHARE}), p50 {later_ms:+.1f} ms (target {LATER_MS:+g})")
     print(", ".join(f"{name}: {'met' if each else 'MISSED'}" for name, each in met.items()))
-    report = {**machine_facts(), "true_ms": arguments.true_ms, "slow_ms": arguments.slow_ms}
+    report = {**machine_facts(), "true_ms": arguments.true_ms, "slow_ms": SLOW_MS}
     report |= {"seconds": arguments.seconds, "rounds": rounds, "medians": found}
     keep(arguments.json, report | {"share": share, "later_ms": later_ms, "met": met})
     raise SystemExit(0 if all(met.values()) else 1)
 
 
 def _run(address: str, robots: int, declared_ms: float, arguments: argparse.Namespace) -> dict[str, Any]:
-    camera = CameraSpec("camera", *parse_size(arguments.camera), ImageFormat.JPEG)
-    session = SessionSettings(cameras=(camera,), control_period_s=declared_ms / 1000)
+    session = SessionSettings(cameras=(CAMERA,), control_period_s=declared_ms / 1000)
     plan = LoadPlan(
         address=address,
         session=session,
         pattern=ClosedLoopPlan(),
         robots=robots,
-        warm_up_s=arguments.warm_up,
+        warm_up_s=WARM_UP_S,
         duration_s=arguments.seconds,
     )
-    results = results_of(run_plan(plan, frames_for((camera,), None, plan.distinct, plan.seed), None), {})
+    results = results_of(run_plan(plan, frames_for((CAMERA,), None, plan.distinct, plan.seed), None), {})
     if any(results.refusals):
         raise SystemExit(f"a robot that declares {declared_ms:g} ms was rejected: raise --true-ms")
     total = results.total
@@ -79,11 +80,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--true-ms", type=float, default=25.0, help="the period that robots declare if they tell the truth"
     )
-    parser.add_argument("--slow-ms", type=float, default=50.0, help="the period that they declare otherwise")
     parser.add_argument("--seconds", type=float, default=20.0, help="measured time of each run")
-    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before each measured time")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--camera", default="224x224")
     return parser.parse_args()
 
 

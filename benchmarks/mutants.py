@@ -81,8 +81,8 @@ MUTANTS = [
         "tests/scheduler/test_scheduler.py",
     ),
     Mutant(
-        "return self._idle_since_ns + self._drain_after_ns",
-        "return self._idle_since_ns",
+        "drain_ns = self._idle_since_ns + self._drain_after_ns",
+        "drain_ns = self._idle_since_ns",
         "tests/scheduler/test_scheduler.py",
     ),
     Mutant("return -(-stages // depth)", "return stages // depth", "tests/scheduler/test_pace.py"),
@@ -97,7 +97,7 @@ MUTANTS = [
         "tests/scheduler/test_gaps.py",
     ),
     Mutant("return now_ns - self._served_ns >= self._patience_ns", "return False", "tests/scheduler/test_gaps.py"),
-    Mutant(" - max(self._free_ns - now_ns, 0) if idle", " if idle", "tests/scheduler/test_turns.py"),
+    Mutant(" - self._gaps.busy_ns(now_ns) if idle", " if idle", "tests/scheduler/test_turns.py"),
     # ring
     Mutant("self.slots[self._claims % len(self.slots)]", "self.slots[0]", "tests/scheduler/test_ring.py"),
     Mutant("return slot, self._claims", "return slot, 1", "tests/scheduler/test_ring.py"),
@@ -126,7 +126,7 @@ MUTANTS = [
     ),
     Mutant("self.held, self._begun = False, True", "self._begun = True", "tests/service/sessions/test_session.py"),
     Mutant("if self.answers.invalid.fault:", "if False:", "tests/service/sessions/test_session.py"),
-    Mutant("self.answers.sent.halt(Reason.EPOCH_CHANGED)", "pass", "tests/service/sessions/test_continued.py"),
+    Mutant("self.answers.halt(Reason.EPOCH_CHANGED)", "pass", "tests/service/sessions/test_continued.py"),
     Mutant(
         "self.fault = self._in_a_row >= INVALID_IN_A_ROW",
         "self.fault = self._in_a_row > INVALID_IN_A_ROW",

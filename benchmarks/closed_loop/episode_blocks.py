@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, as_completed
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from benchmarks.closed_loop.grid import (
     blocks,
 )
 from edgeflow.contract import PassTimes, StageProgram
-from edgeflow.engine.control.profile import load_profile
+from edgeflow.engine.control.profile import PROFILES
 from edgeflow.lab.demo.evaluation import THIS_MACHINE, load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.episodes import EpisodeRun
@@ -55,17 +55,21 @@ def run_all(cells: Sequence[ClosedLoopCell], folder: Path, pool: Executor, commi
             pool.submit(run_block, block, times[block.cell.condition.profile], folder): block
             for block in (missing if minutes > 0 else [])
         }
-        done = before
-        for future in as_completed(running):
-            if not future.cancelled():
-                future.result()
-                done += 1
-                report("blocks of episodes", done, len(every))
-                if not console.is_terminal:
-                    console.print(f"{done} of {len(every)}: {running[future].name}", highlight=False)
-            if time.monotonic() > ends_s:
-                for each in running:
-                    each.cancel()
+        for done, future in enumerate(completed(running, ends_s), before + 1):
+            future.result()
+            report("blocks of episodes", done, len(every))
+            if not console.is_terminal:
+                console.print(f"{done} of {len(every)}: {running[future].name}", highlight=False)
+
+
+def completed(running: Collection[Future[Any]], ends_s: float) -> Iterator[Future[Any]]:
+    """Futures as they end; those that have not begun at ends_s, of the monotonic clock, are cancelled."""
+    for future in as_completed(running):
+        if not future.cancelled():
+            yield future
+        if time.monotonic() > ends_s:
+            for each in running:
+                each.cancel()
 
 
 def run_block(block: EpisodeBlock, times: PassTimes, folder: Path) -> None:
@@ -109,9 +113,7 @@ def _times(head: Path, commit: str, pool: Executor) -> dict[str, PassTimes]:
         raise ConfigError(f"runs: {head.parent} has runs of commit {content['commit']}; this is {commit}")
     nothing = PassTimes(stages=STAGES, prefill_ns=0, two_prefills_ns=0, packed_ns=0, decode_ns=0, decodes_ns=0)
     program = StageProgram.tokens(STAGES)
-    profiles = {
-        name: profile.times_of(program) for name in (RTX5090, *SLOW_PROFILES) if (profile := load_profile(name))
-    }
+    profiles = {name: PROFILES[name].times_of(program) for name in (RTX5090, *SLOW_PROFILES)}
     return {THIS_MACHINE: PassTimes(**content["this_machine"]), AT_ONCE: nothing, **profiles}  # type: ignore[arg-type]
 
 

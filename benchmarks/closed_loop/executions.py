@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.closed_loop.execution_targets import TARGET_CELLS, execution_targets
-from benchmarks.closed_loop.grid import PERIOD_S
+from benchmarks.closed_loop.grid import DEVICES, PERIOD_S, condition
 from benchmarks.command import keep, machine_facts, options
 from edgeflow.contract import PassTimes
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import PROFILES
 from edgeflow.lab.commands.options import EMBEDDED_POLICIES
-from edgeflow.lab.demo.evaluation import TableCondition, load_policy, pace_name, result_of, run_episodes
+from edgeflow.lab.demo.evaluation import load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.scheduler.pace import auto_pace
@@ -36,7 +35,6 @@ from edgeflow.worker.build import BuiltEngine
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.types import Execution
 
-DEVICES: Final = ("orin", "orin-smolvla", "orin-pi05", "rtx5090", "thor-pi05")
 SPEEDS_CM_S: Final = (0.0, 2.5, 5.0, 10.0)
 COMPARED: Final = (Execution.AUTO, Execution.CONTINUE, Execution.REST)
 FRESH_SPEEDS: Final = (0.0, 5.0)
@@ -44,6 +42,23 @@ FRESH_SPEEDS: Final = (0.0, 5.0)
 JUMP_CM: Final = 4.0
 """The jump of still objects in the cells that measure reactions."""
 EPISODES, TARGET_EPISODES = 50, 200
+SUCCESS: Final = {
+    ("orin", 0.0): 98,
+    ("orin", 2.5): 97,
+    ("orin", 5.0): 90,
+    ("orin-smolvla", 0.0): 99,
+    ("orin-smolvla", 5.0): 95,
+    ("orin-pi05", 0.0): 100,
+    ("orin-pi05", 5.0): 99,
+    ("orin-pi05", 10.0): 95,
+    ("rtx5090", 5.0): 99,
+    ("rtx5090", 10.0): 97,
+}
+"""The least success of `auto` in per cent, by device and speed of the objects in cm/s."""
+STILL_SECONDS: Final = 2.2
+"""The most seconds per success of `auto`: orin, still objects."""
+BELOW_MANY, BELOW_FEW = 6, 3
+"""Episodes by which `auto` may be below the best fixed execution: of TARGET_EPISODES, and of fewer."""
 
 Row = dict[str, Any]
 
@@ -60,7 +75,7 @@ class ExecutionCell:
     @property
     def has_target(self) -> bool:
         """Its device and speed are in the table of targets."""
-        return not self.jump_cm and (self.profile, self.speed_cm_s) in TARGET_CELLS
+        return not self.jump_cm and (self.profile, self.speed_cm_s) in SUCCESS
 
     @property
     def name(self) -> str:
@@ -108,18 +123,11 @@ def run_cell(built: BuiltEngine, cell: ExecutionCell, episodes: int) -> Row:
     """The figures of a cell, as a JSON value."""
     program = program_of(built.engine)
     pace, times = auto_pace(program), PROFILES[cell.profile].times_of(program)
-    condition = TableCondition(
-        mode=pace_name(pace, built.limits.stages),
-        pace=pace,
-        anchored=True,
-        speed=cell.speed_cm_s / 100,
-        profile=cell.profile,
-        execution=cell.execution,
-        jump_m=cell.jump_cm / 100,
-    )
+    jump_m = cell.jump_cm / 100
+    wanted = condition(pace, cell.speed_cm_s / 100, cell.profile, execution=cell.execution, jump_m=jump_m)
     service = VirtualService(built.engine, built.limits, times, execution=cell.execution)
-    runs = list(run_episodes(service, condition, range(FRESH_SEEDS, FRESH_SEEDS + episodes), PERIOD_S))
-    result = result_of(condition, [runs], built.limits.stages, PERIOD_S)
+    runs = list(run_episodes(service, wanted, range(FRESH_SEEDS, FRESH_SEEDS + episodes), PERIOD_S))
+    result = result_of(wanted, [runs], built.limits.stages, PERIOD_S)
     return {
         "cell": cell.name,
         "chunk_ms": _chunk_ms(times, program.passes),
@@ -127,6 +135,40 @@ def run_cell(built: BuiltEngine, cell: ExecutionCell, episodes: int) -> Row:
         "outcomes": [run.outcome.value for run in runs],
         "commit": machine_facts()["commit"],
     }
+
+
+def execution_targets(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Each target of the cells that were measured: cell, figure, measured value, target, and whether it is met."""
+    moving = [row for row in rows if not row["jump_cm"]]
+    autos = [row for row in moving if row["execution"] == "auto"]
+    judged = [each for auto in autos for each in _of_cell(auto, [row for row in moving if _same_cell(row, auto)])]
+    return [
+        {"cell": auto["cell"], "figure": figure, "measured": value, "target": target, "met": met}
+        for auto, figure, value, target, met in judged
+    ]
+
+
+def _of_cell(auto: Row, same: Sequence[Row]) -> Iterator[tuple[Row, str, float, str, bool]]:
+    """same: the rows of all executions there."""
+    place = (auto["profile"], auto["speed_cm_s"])
+    if (least := SUCCESS.get(place)) is not None:
+        success = 100 * auto["success"]
+        yield auto, "success, %", success, f"at least {least}", success >= least
+    if place == ("orin", 0.0):
+        seconds = auto["seconds_per_success"]
+        met = seconds is not None and seconds <= STILL_SECONDS
+        yield auto, "seconds per success", float("nan") if seconds is None else seconds, f"at most {STILL_SECONDS}", met
+    if auto["profile"] == "rtx5090":
+        held = auto["held_ticks_per_minute"]
+        yield auto, "held ticks per minute", held, "0", held == 0
+    fixed = [row["successes"] for row in same if row is not auto and row["episodes"] == auto["episodes"]]
+    if fixed:
+        below, most = max(fixed) - auto["successes"], BELOW_MANY if auto["episodes"] >= TARGET_EPISODES else BELOW_FEW
+        yield auto, "episodes below the best fixed execution", below, f"at most {most}", below <= most
+
+
+def _same_cell(row: Row, other: Row) -> bool:
+    return (row["profile"], row["speed_cm_s"]) == (other["profile"], other["speed_cm_s"])
 
 
 def _chunk_ms(times: PassTimes, passes: int) -> float:

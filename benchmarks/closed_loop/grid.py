@@ -25,6 +25,7 @@ SPEEDS = (0.0, 0.05, 0.1)  # of the objects, m/s
 MOVING = 0.05
 ORIN, RTX5090 = "orin", "rtx5090"
 SLOW_PROFILES = (ORIN, "orin-smolvla", "orin-pi05")
+DEVICES = (*SLOW_PROFILES, RTX5090, "thor-pi05")  # of the executions of a flow policy
 AT_ONCE = "at once"  # passes that take no time, under an injected delay
 GRID_EPISODES, COMPARED_EPISODES, ASIDE_EPISODES, DELAYED_EPISODES = 100, 200, 50, 20
 COMPARED = (SERIAL, PIPELINED, EXACT, ONE_BIN, ONE_PASS)
@@ -105,7 +106,7 @@ def blocks(cell: ClosedLoopCell) -> list[EpisodeBlock]:
 def condition(
     pace: Pace, speed: float, profile: str, *, anchored: bool = True, delay: Delay | None = None, **robot: Any
 ) -> TableCondition:
-    """robot: execution and follow_s, as in TableCondition."""
+    """The condition at a pace of STAGES tokens, or serial. robot: other fields of TableCondition."""
     return TableCondition(
         mode=pace_name(pace, STAGES),
         pace=pace,

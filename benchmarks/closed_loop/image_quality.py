@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import simplejpeg
 
-from benchmarks.closed_loop.grid import PERIOD_S
+from benchmarks.closed_loop.grid import PERIOD_S, RTX5090, STAGES, condition
 from benchmarks.command import keep, machine_facts, options
-from edgeflow.contract import PassTimes
 from edgeflow.engine.control.offline import program_of
-from edgeflow.engine.control.profile import load_profile
-from edgeflow.lab.demo.evaluation import TableCondition, load_policy, pace_name, result_of
+from edgeflow.engine.control.profile import PROFILES
+from edgeflow.lab.demo.evaluation import load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
 from edgeflow.lab.demo.world.scene import POLICY_CAMERA, POLICY_SIZE, Image, Moment, Spectator
 from edgeflow.lab.demo.world.sim import RobotSim
+from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow.scheduler.pace import auto_pace
 from edgeflow.worker.build import BuiltEngine
 from edgeflow_client.loadtest.robots.frames import frames_for
@@ -60,7 +60,7 @@ WAYS = (
 
 
 class SendingSim(RobotSim):
-    """A robot whose images arrive as they were sent. size: bytes of each."""
+    """A robot whose images arrive as they were sent. sizes: bytes of each."""
 
     def __init__(self, seed: int, speed: float, way: SentImages) -> None:
         super().__init__(seed, speed)
@@ -79,31 +79,29 @@ class SendingSim(RobotSim):
 
 
 def sent(image: Image, way: SentImages) -> bytes:
-    """The bytes of an image on the way."""
+    """The bytes of an image on the wire."""
     send = ImageFormat.JPEG if way.quality else ImageFormat.RGB8
     camera = CameraSpec(POLICY_CAMERA, way.side, way.side, ImageFormat.RGB8, send=send, quality=way.quality or 1)
     return Picture(image.tobytes(), camera, (POLICY_SIZE, POLICY_SIZE)).encoded()
 
 
-def conditions(built: BuiltEngine, times: PassTimes, profile: str, episodes: int) -> Iterator[dict[str, Any]]:
+def conditions(built: BuiltEngine, episodes: int) -> Iterator[dict[str, Any]]:
     """A row for each way and speed."""
-    stages, service = built.limits.stages, VirtualService(built.engine, built.limits, times)
-    pace = auto_pace(program_of(built.engine))
+    program = program_of(built.engine)
+    pace, times = auto_pace(program), PROFILES[RTX5090].times_of(program)
+    service = VirtualService(built.engine, built.limits, times)
     for speed in SPEEDS:
-        condition = TableCondition(mode=pace_name(pace, stages), pace=pace, anchored=True, speed=speed, profile=profile)
+        sent_at = condition(pace, speed, RTX5090)
         for way in WAYS:
-            sim, runs = SendingSim(FRESH_SEEDS, speed, way), []
-            for seed in range(FRESH_SEEDS, FRESH_SEEDS + episodes):
-                sim.reset(seed)
-                runs.append(service.run_episode(sim, pace, period_s=PERIOD_S, anchored=True))
-            sim.close()
-            figures = result_of(condition, [runs], stages, PERIOD_S).as_json()
+            sim, seeds = SendingSim(FRESH_SEEDS, speed, way), range(FRESH_SEEDS, FRESH_SEEDS + episodes)
+            runs = list(run_episodes(service, sent_at, seeds, PERIOD_S, sim))
+            figures = result_of(sent_at, [runs], STAGES, PERIOD_S).as_json()
             yield {"camera": way.side, "quality": way.quality, "bytes": statistics.mean(sim.sizes), **figures}
 
 
-def encoding(qualities: Sequence[int] = QUALITIES) -> Iterator[dict[str, float]]:
+def encoding() -> Iterator[dict[str, float]]:
     """Time and bytes of a camera's image at each quality."""
-    for quality in qualities:
+    for quality in QUALITIES:
         camera = CameraSpec("camera", *ENCODED, ImageFormat.RGB8, send=ImageFormat.JPEG, quality=quality)
         pictures = [Picture(pixels, camera) for (pixels,) in frames_for([camera], None, 8, seed=0)]
         times_ms, sizes = [], []
@@ -117,16 +115,10 @@ def encoding(qualities: Sequence[int] = QUALITIES) -> Iterator[dict[str, float]]
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--episodes", type=int, default=200)
-    parser.add_argument("--model", default="demo", help="an embedded policy, or a directory")
-    parser.add_argument("--profile", default="rtx5090", help="the device whose passes are emulated")
     arguments = parser.parse_args()
-    report: dict[str, Any] = {**machine_facts(), "model": arguments.model, "encoding": list(encoding())}
-    built = load_policy(arguments.model)
-    profile = load_profile(arguments.profile)
-    if profile is None:
-        parser.error("a profile other than none: --profile")
+    report: dict[str, Any] = {**machine_facts(), "model": EMBEDDED_MODEL, "encoding": list(encoding())}
     rows = []
-    for row in conditions(built, profile.times_of(program_of(built.engine)), profile.name, arguments.episodes):
+    for row in conditions(load_policy(EMBEDDED_MODEL), arguments.episodes):
         said = f"quality {row['quality']}" if row["quality"] else "raw"
         print(f"{row['camera']} px, {said}, {row['speed_cm_s']:g} cm/s: {row['successes']} of {row['episodes']}")
         rows.append(row)

@@ -21,9 +21,12 @@ from benchmarks.links.model import LINKS, EmulatedLink
 from benchmarks.links.namespaces import SERVICE, RobotNetwork, enter
 from benchmarks.links.robot import FRAME_HZ, SIZE
 from edgeflow.lab.demo.service_process import ServiceProcess
+from edgeflow.model_paths import EMBEDDED_MODEL
 from edgeflow_client.types import ImageFormat
 
 SENT = (ImageFormat.RGB8, ImageFormat.JPEG)
+PROFILE = "rtx5090"
+SPEED = 0.05  # of the objects, m/s
 
 
 def main() -> None:
@@ -32,7 +35,7 @@ def main() -> None:
     enter()
     facts = machine_facts()
     network = RobotNetwork()
-    serve = ("--model", arguments.model, "--grpc-host", SERVICE, "--insecure", "--profile", arguments.profile)
+    serve = ("--model", EMBEDDED_MODEL, "--grpc-host", SERVICE, "--insecure", "--profile", PROFILE)
     rows: list[dict[str, Any]] = []
     with ServiceProcess([*serve, "--set", "chat.enabled=false"]) as service:
         port = service.start(lambda *_: None).rpartition(":")[2]
@@ -42,11 +45,11 @@ def main() -> None:
                     rows += [_row(network, link, f"{SERVICE}:{port}", send, arguments) for send in SENT]
     report = {
         **facts,
-        "model": arguments.model,
-        "profile": arguments.profile,
+        "model": EMBEDDED_MODEL,
+        "profile": PROFILE,
         "frame_hz": FRAME_HZ,
         "camera": "{}x{}".format(*SIZE),
-        "object_cm_s": 100 * arguments.speed,
+        "object_cm_s": 100 * SPEED,
         "models_of_links": {link.name: _described(link) for link in LINKS},
         "links": rows,
     }
@@ -65,7 +68,7 @@ def _row(
             "load_test": _load_test(address, send, arguments.seconds),
         }
         if arguments.episodes:
-            row["arm"] = _robot(address, send, "--episodes", arguments.episodes, "--speed", arguments.speed)
+            row["arm"] = _robot(address, send, "--episodes", arguments.episodes, "--speed", SPEED)
     finally:
         assert forwarder.stdin is not None
         forwarder.stdin.close()
@@ -111,11 +114,8 @@ def _described(link: EmulatedLink) -> dict[str, Any]:
 
 def _arguments() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--model", default="demo", help="an embedded policy, or a directory")
-    parser.add_argument("--profile", default="rtx5090", help="the device whose passes are emulated")
     parser.add_argument("--seconds", type=float, default=20, help="of the robot and of the load test")
     parser.add_argument("--episodes", type=int, default=10, help="of the simulated arm, 0 = none")
-    parser.add_argument("--speed", type=float, default=0.05, help="of the objects, m/s")
     parser.add_argument("--link", action="append", default=[], help="only this one, repeatable")
     return parser.parse_args()
 

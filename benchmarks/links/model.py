@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
@@ -44,7 +43,7 @@ class EmulatedLink:
     """Packets that wait in each direction."""
 
 
-def wifi_trace(random: Random, seconds: float = WIFI_S) -> tuple[LinkState, ...]:
+def wifi_trace(random: Random) -> tuple[LinkState, ...]:
     """A trace of a Wi-Fi link at its edge: a model, not a recording.
 
     A chain of Gilbert and Elliott: good states of 3 s on average (3 ms, 40 Mbit/s) and bad ones of 0.6 s (10 ms, up to
@@ -52,7 +51,7 @@ def wifi_trace(random: Random, seconds: float = WIFI_S) -> tuple[LinkState, ...]
     another access point.
     """
     states: list[LinkState] = []
-    while sum(state.for_ms for state in states) < 1000 * seconds:
+    while sum(state.for_ms for state in states) < 1000 * WIFI_S:
         good_ms, bad_ms = random.expovariate(1 / 3000), random.expovariate(1 / 600)
         states.append(LinkState(delay_ms=3, jitter_ms=2, rate_mbit=40, for_ms=good_ms))
         states.append(LinkState(delay_ms=10, jitter_ms=15, loss=0.03, rate_mbit=4, for_ms=bad_ms))
@@ -110,8 +109,3 @@ class LinkDirection:
         begun_ns = now_ns - now_ns % self._ends_ns[-1]
         place = min(bisect_right(self._ends_ns, now_ns - begun_ns), len(trace) - 1)
         return trace[place], begun_ns + self._ends_ns[place]
-
-
-def stalls_ms(trace: Sequence[LinkState]) -> Iterator[float]:
-    """The stalls of a trace."""
-    return (state.for_ms for state in trace if state.stalled)

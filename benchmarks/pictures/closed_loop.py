@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,28 +69,36 @@ def draw_success(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _success(axes: Axes, rows: Sequence[Row], speeds: Sequence[float], modes: Sequence[str]) -> None:
-    """One device. A mode that was not run at a speed leaves a marked gap."""
+    """One device."""
     found = {(row["speed_cm_s"], row["mode"]): row for row in rows}
-    width = 0.86 / len(modes)
-    axes.set_ylim(0, 112)
-    for group, speed in enumerate(speeds):
-        for index, mode in enumerate(modes):
-            place = group + (index - (len(modes) - 1) / 2) * width
-            if (row := found.get((speed, mode))) is None:
-                not_run(axes, place, 0.94 * width)
-                continue
-            share_bars(axes, [place], [_share(row)], 0.94 * width, mode_colour(mode))
-            age = "no action" if row["age_mean_ms"] is None else f"{row['age_mean_ms']:.0f} ms"
-            axes.annotate(
-                f"{row['fps']:.1f}/s\n{age}", (place, 0), (0, -3), textcoords="offset points", ha="center", va="top",
-                fontsize=6.5,
-            )  # fmt: skip
+    for place, row in draw_groups(axes, found, speeds, {mode: mode_colour(mode) for mode in modes}):
+        age = "no action" if row["age_mean_ms"] is None else f"{row['age_mean_ms']:.0f} ms"
+        axes.annotate(
+            f"{row['fps']:.1f}/s\n{age}", (place, 0), (0, -3), textcoords="offset points", ha="center", va="top",
+            fontsize=6.5,
+        )  # fmt: skip
     axes.set_xticks(
         range(len(speeds)), [f"objects at {speed:g} cm/s" if speed else "still objects" for speed in speeds]
     )
     axes.tick_params("x", length=0, pad=26)
     axes.set_xlim(-0.5, len(speeds) - 0.5)
     axes.set_ylabel("success, %")
+
+
+def draw_groups(
+    axes: Axes, found: Mapping[tuple[Any, str], Row], groups: Sequence[Any], colours: Mapping[str, str]
+) -> list[tuple[float, Row]]:
+    """Draw the success of each name in each group; what was not run leaves a marked gap. Returns the places of bars."""
+    drawn, width = [], 0.86 / len(colours)
+    axes.set_ylim(0, 112)
+    for (group, key), (index, name) in itertools.product(enumerate(groups), enumerate(colours)):
+        place = group + (index - (len(colours) - 1) / 2) * width
+        if (row := found.get((key, name))) is None:
+            not_run(axes, place, 0.94 * width)
+        else:
+            share_bars(axes, [place], [_share(row)], 0.94 * width, colours[name])
+            drawn.append((place, row))
+    return drawn
 
 
 def _share(row: Row) -> Share:

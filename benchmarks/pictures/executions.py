@@ -9,9 +9,9 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from edgeflow_client.loadtest.drawing import BLUE, GREEN, ORANGE, SKY, Share, figure_of, not_run, save, share_bars
+from benchmarks.pictures.closed_loop import Row, draw_groups
+from edgeflow_client.loadtest.drawing import BLUE, GREEN, ORANGE, SKY, figure_of, save
 
-Row = Mapping[str, Any]
 EXECUTIONS: Final = {"auto": GREEN, "continue": BLUE, "rest": ORANGE, "fresh": SKY}
 """The colour of each execution."""
 EVERYWHERE: Final = tuple(EXECUTIONS)[:3]
@@ -43,23 +43,11 @@ def draw_executions(path: Path, report: Mapping[str, Any]) -> None:
 
 
 def _draw_speed(axes: Axes, rows: Sequence[Row], devices: Sequence[tuple[float, str]]) -> None:
-    """One chart. An execution that was not run on a device leaves a marked gap."""
+    """One chart."""
     found = {(row["profile"], row["execution"]): row for row in rows}
-    names = [name for name in EXECUTIONS if name in EVERYWHERE or any(name == row["execution"] for row in rows)]
-    width = 0.88 / len(names)
-    axes.set_ylim(0, 112)
-    for group, (_, device) in enumerate(devices):
-        for index, name in enumerate(names):
-            place = group + (index - (len(names) - 1) / 2) * width
-            if (row := found.get((device, name))) is None:
-                not_run(axes, place, 0.92 * width)
-            else:
-                share_bars(axes, [place], [_share(row)], 0.92 * width, EXECUTIONS[name])
+    here = {row["execution"] for row in rows}.union(EVERYWHERE)
+    colours = {name: colour for name, colour in EXECUTIONS.items() if name in here}
+    draw_groups(axes, found, [device for _, device in devices], colours)
     axes.set_xticks(range(len(devices)), [f"{device}\n{chunk_ms:.0f} ms" for chunk_ms, device in devices], fontsize=8)
     axes.set_xlim(-0.5, len(devices) - 0.5)
     axes.set_ylabel("success, %")
-
-
-def _share(row: Row) -> Share:
-    low, high = row["interval_95"]
-    return row["successes"] / row["episodes"], low, high

@@ -1,4 +1,4 @@
-"""Camera images on the way: smaller ones, and JPEG, instead of the pixels that the robot passes.
+"""Camera images on the wire: shrunk, and encoded as JPEG.
 
 A picture is shrunk and encoded in the thread that sends it, and only if it is sent: pictures that a newer one replaces
 cost nothing, and `push` copies pixels, no more.

@@ -41,7 +41,7 @@ from edgeflow_client.types import ActionSchema, Command, Disposition
 from edgeflow_client.watchdog import Watchdog
 
 MAX_VALID_MS = 500  # an action is never executed longer, even if the service permits it ...
-MAX_FORETOLD_MS = 10_000  # ... unless the service says how it is executed, and when the next one comes
+MAX_FORECAST_MS = 10_000  # ... unless the service says how it is executed, and when the next one comes
 _log = logging.getLogger("edgeflow_client")
 
 
@@ -313,7 +313,7 @@ class ClientSession:
     def _action_of(self, message: pb.Action, taken: Taken, opened: Opened, chunk: TimedChunk, now_ns: int) -> Action:
         """The action of the blended chunk's row that is due."""
         timeline, step = chunk.timeline, chunk.timeline.step_at(now_ns)
-        most_ms = MAX_FORETOLD_MS if message.execution else MAX_VALID_MS
+        most_ms = MAX_FORECAST_MS if message.execution else MAX_VALID_MS
         validity_ns, limit_ns = min(message.valid_for_ms, most_ms) * 1_000_000, self._limit_ns(message, opened)
         report, played = report_of(message, self._first_seq), self._watchdog.directive().action
         return Action(

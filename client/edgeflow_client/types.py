@@ -40,8 +40,6 @@ class Execution(str, Enum):
 
 
 MOST_TOLERANCE_BINS = 2
-
-
 JPEG_QUALITY = 90
 
 
@@ -88,7 +86,7 @@ class CameraSpec:
     """Encoding of the images that are passed to `push`."""
     _: KW_ONLY
     send: ImageFormat | None = None
-    """Encoding on the way. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
+    """Encoding on the wire. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
     `images`. None = JPEG, but images as they are to a service on the robot's own machine.
     """
     quality: int = JPEG_QUALITY
@@ -118,7 +116,7 @@ class StateSpec:
                 raise ValueError(f"state {self.name!r} has {self.size} numbers and {len(given)} {kind}")
 
 
-UNKNOWN_STEP_NS = 400_000_000
+UNKNOWN_STEP_NS = 400_000_000  # assumed time of a single action whose control step is not stated
 MAX_HORIZON = 1000  # actions per chunk
 
 

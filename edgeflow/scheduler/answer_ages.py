@@ -52,17 +52,17 @@ class AnswerAges:
         age.age_ns = max(age_ns, age.server_ns)
         return age.fits_ns is not None and age.age_ns > age.fits_ns
 
-    def expected_ns(self, foretold_ns: int) -> int:
-        """The age of the next frame when its answer arrives. foretold_ns: the forecast, used before any was
+    def expected_ns(self, forecast_ns: int) -> int:
+        """The age of the next frame when its answer arrives. forecast_ns: the forecast, used before any was
         measured.
         """
         if not self._ages:
-            return foretold_ns
+            return forecast_ns
         transports = [each.age_ns - each.server_ns for each in self._ages.values() if each.age_ns is not None]
         usual_ns = median_low(transports) if transports else 0
         first = next(iter(self._ages.values()))
-        if len(self._ages) == 1 and first.server_ns > FAR_ABOVE * foretold_ns > 0:
-            return foretold_ns + usual_ns
+        if len(self._ages) == 1 and first.server_ns > FAR_ABOVE * forecast_ns > 0:
+            return forecast_ns + usual_ns
         ages = sorted(each.server_ns + usual_ns if each.age_ns is None else each.age_ns for each in self._ages.values())
         left_out = max((100 - AGE_PERCENT) * len(ages) // 100, int(len(ages) >= FEWEST_TO_LEAVE_OUT_ONE))
-        return max(ages[-1 - left_out], foretold_ns if len(ages) < ENOUGH else 0)
+        return max(ages[-1 - left_out], forecast_ns if len(ages) < ENOUGH else 0)

@@ -15,6 +15,8 @@ from edgeflow_client.types import ActionSchema, Execution
 FULL_RATE = 100
 SLOW_RATES = (75, 50)
 """Rates of SLOW in per cent."""
+CONTINUING = frozenset((Execution.AUTO, Execution.CONTINUE, Execution.SLOW))
+"""Executions in which answers continue the chunk in execution, if the policy can."""
 LONGEST_STEP_NS = 200_000_000
 """How long one step of a relative action is good for, with look-ahead (docs/benchmarks/closed-loop.md); longer where
 the schema states a longer step.
@@ -177,7 +179,7 @@ class SessionExecution:
     frame; one that rests is answered again once it has executed its rows. A change of execution goes through a rest,
     to which the last chunk before it leads.
 
-    asked: None for a client that knows nothing of this: all its frames are answered, and rows count from the capture.
+    asked: None for a client that does not ask: all its frames are answered, and rows count from the capture.
     longest_ns: how long an execution that was asked for, other than AUTO, may move the robot without a further answer;
     None = no bound.
     """
@@ -197,7 +199,7 @@ class SessionExecution:
 
     @property
     def now(self) -> ChosenExecution | None:
-        """The present choice; None for a client that knows nothing of this."""
+        """The present choice; None for a client that asks for no execution."""
         return self._choice.now if self._choice is not None else None
 
     def begin(self, delay_ns: int, gap_ns: int) -> None:
@@ -238,7 +240,7 @@ class SessionExecution:
         return arrived < self._begun or (not resting and self._moving is None)
 
     def answer(self, seq: int, *, resting: bool, delay_ns: int, gap_ns: int) -> AnswerExecution | None:
-        """How the answer to a frame that is passed on is executed; None for a client that knows nothing of this."""
+        """How the answer to a frame that is passed on is executed; None for a client that asks for no execution."""
         if self._choice is None:
             return None
         wanted, moving = self._choice.now, self._moving

@@ -228,26 +228,23 @@ class Scheduler:
 
         None while a whole pass runs: the frame that comes next would be an old one by its end.
         """
-        chosen: list[SessionQueue] = []
         if self._runs_whole:
-            return chosen, False
-        rows = 0
-        queues = sorted(self._sessions.values(), key=lambda each: (each.deadline_ns, each.last_pass, each.session))
-        for queue in queues:
-            wanted = queue.runnable_rows(now_ns, early=False)
-            # The first session always runs, even if it exceeds the budget by itself: it would wait forever otherwise.
-            if wanted and (not chosen or rows + wanted <= self.limits.row_budget):
-                chosen.append(queue)
-                rows += wanted
-        return (chosen, False) if chosen else (self._choose_early(now_ns), True)
+            return [], False
+        queues = self._sessions.values()
+        order = sorted(queues, key=lambda each: (each.deadline_ns, each.last_pass, each.session))
+        if due := self._fitting(order, now_ns, early=False):
+            return due, False
+        return self._fitting(sorted(queues, key=lambda each: (each.last_begun, each.session)), now_ns, early=True), True
 
-    def _choose_early(self, now_ns: int) -> list[SessionQueue]:
+    def _fitting(self, queues: Iterable[SessionQueue], now_ns: int, *, early: bool) -> list[SessionQueue]:
+        """The first of these sessions that fit the row budget; early frames must also end in time."""
         chosen: list[SessionQueue] = []
         rows = 0
-        for queue in sorted(self._sessions.values(), key=lambda each: (each.last_begun, each.session)):
-            wanted = queue.runnable_rows(now_ns)
+        for queue in queues:
+            wanted = queue.runnable_rows(now_ns, early=early)
+            # The first session always runs, even if it exceeds the budget by itself: it would wait forever otherwise.
             fits = wanted and (not chosen or rows + wanted <= self.limits.row_budget)
-            if fits and self._ends_in_time([*chosen, queue], now_ns):
+            if fits and (not early or self._ends_in_time([*chosen, queue], now_ns)):
                 chosen.append(queue)
                 rows += wanted
         return chosen

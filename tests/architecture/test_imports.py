@@ -13,9 +13,9 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 CLIENT = ROOT / "client" / "edgeflow_client"
 CLIENT_NEEDS = {"grpc", "google", "numpy", "edgeflow_client"}
+"""The libraries that the client installs; its load test may have more."""
 OF_EXTRAS = {"pictures.py": {"simplejpeg", "PIL"}}
 """Libraries of the extra `images`, imported when they are needed."""
-"""The libraries that the client installs; its load test may have more."""
 MOST_LINES = 400
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.closed_loop import executions
-from benchmarks.closed_loop.execution_targets import TARGET_CELLS, execution_targets
 from benchmarks.pictures import __main__ as pictures
 from edgeflow_client.errors import ConfigError
 from tests.drawn import drawn, said
@@ -39,19 +38,19 @@ def test_cells_with_targets_come_first_and_names_differ():
     assert len({cell.name for cell in cells}) == len(cells)
     first = [cell for cell in cells if cell.has_target]
     assert cells[: len(first)] == first
-    assert {(cell.profile, cell.speed_cm_s) for cell in first} == TARGET_CELLS
+    assert {(cell.profile, cell.speed_cm_s) for cell in first} == set(executions.SUCCESS)
 
 
 def test_targets_say_what_was_missed():
     rows = [row(cell) for cell in executions.execution_cells() if cell.execution.value != "rest"]
-    found = {(each["cell"], each["figure"]): each for each in execution_targets(rows)}
+    found = {(each["cell"], each["figure"]): each for each in executions.execution_targets(rows)}
     assert not found["orin:0:auto", "success, %"]["met"] and found["orin:2.5:auto", "success, %"]["met"]
     assert found["orin:0:auto", "seconds per success"]["met"]
     assert found["rtx5090:10:auto", "held ticks per minute"]["met"]
     best = "episodes below the best fixed execution"
     assert found["thor-pi05:0:auto", best]["met"]
     rest = [row(cell, 202, 200) for cell in executions.execution_cells() if cell.name == "orin:5:rest"]
-    found = {(each["cell"], each["figure"]): each for each in execution_targets(rows + rest)}
+    found = {(each["cell"], each["figure"]): each for each in executions.execution_targets(rows + rest)}
     assert (found["orin:5:auto", best]["measured"], found["orin:5:auto", best]["met"]) == (7, False)
 
 

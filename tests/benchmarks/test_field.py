@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.closed_loop.field.cells import STRATEGIES, field_cells
 from benchmarks.closed_loop.field.playback import (
@@ -20,15 +19,11 @@ from benchmarks.closed_loop.field.playback import (
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.lab.demo.flow_training.chunks import expert_chunks
 from edgeflow.lab.demo.simulated.service import VirtualService
-from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow_client.pose import from_rotvec, multiply
-from tests.lab.demo.flow_training.reference import flat
-from tests.lab.demo.simulated.one_pass import ROWS, OnePassStub
+from tests.lab.demo.simulated.one_pass import ExpertPolicy
 
 MS = 1_000_000
 BY_NAME = {strategy.name: strategy.robot for strategy in STRATEGIES}
@@ -90,21 +85,6 @@ def test_each_cell_has_its_own_file():
     assert len({cell.file for cell in cells}) == len(cells)
 
 
-class StateExpert(OnePassStub):
-    """A policy that reads the state it is sent and knows where the handle is."""
-
-    def __init__(self, sim):
-        self._sim = sim
-
-    def prepare(self, observation):
-        state = np.array(observation.state["observation.state"])
-        return np.concatenate([state[:3], multiply(TOOL_DOWN, from_rotvec(state[3:6]))]), state[6]
-
-    def chunks(self, frames):
-        grasp = flat(self._sim.grasps()[self._sim.task.target])
-        return torch.from_numpy(np.stack([expert_chunks(tool, grasp, aperture, ROWS) for tool, aperture in frames]))
-
-
 @pytest.fixture(scope="module")
 def sim():
     simulation = RobotSim(0)
@@ -123,7 +103,7 @@ def run(sim, name, pass_ms):
     sim.reset(3)
     times = DeviceProfile(name="even", prefill_ns=pass_ms * MS, decode_ns=0, packed_ns=pass_ms * MS).times(1)
     limits = SchedulerLimits(1, 1, row_budget=1000, drain_after_ns=0)
-    service = VirtualService(OnePassEngine(StateExpert(sim), 1, 10), limits, times, robot=make)
+    service = VirtualService(OnePassEngine(ExpertPolicy(sim), 1, 10), limits, times, robot=make)
     return service.run_episode(sim, Pace(1), period_s=0.05, anchored=True), robots[0]
 
 

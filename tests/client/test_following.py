@@ -9,7 +9,7 @@ import pytest
 
 from edgeflow_client.aging import Aging
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.pose import Pose
 from edgeflow_client.rpc import control_pb2 as pb

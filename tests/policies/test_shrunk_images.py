@@ -8,7 +8,7 @@ import torch
 
 from edgeflow.config.matching import shrunk
 from edgeflow.contract import CameraNeed
-from edgeflow.policies.flow.policy import Margin, fitted
+from edgeflow.policies.flow.observing import Margin, fitted
 from edgeflow.policies.openvla.config import RESIZE_STRATEGIES, ImageConfig, TowerImage
 from edgeflow.policies.openvla.preprocess import Preprocessor
 from edgeflow_client.pictures import Picture

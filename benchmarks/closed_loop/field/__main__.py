@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import json
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from benchmarks.closed_loop.episode_blocks import completed
 from benchmarks.closed_loop.field.cells import field_cells, line, run_cell
 from benchmarks.closed_loop.grid import PERIOD_S
 from benchmarks.command import keep, machine_facts, options
@@ -35,30 +36,21 @@ def main() -> None:
     facts = machine_facts()
     _check(arguments.runs, str(facts["commit"]))
     cells = field_cells(arguments.policy, arguments.episodes)
-    missing = [index for index, cell in enumerate(cells) if not (arguments.runs / cell.file).exists()]
-    _run(missing, arguments.policy, arguments.episodes, arguments.runs, arguments.workers, arguments.minutes)
     files = [arguments.runs / cell.file for cell in cells]
+    missing = [index for index, file in enumerate(files) if not file.exists()]
+    ends_s = time.monotonic() + 60 * arguments.minutes
+    pool = ProcessPoolExecutor(arguments.workers, get_context("spawn"))
+    running = [pool.submit(run_cell, index, arguments.policy, arguments.episodes, arguments.runs) for index in missing]
+    try:
+        for done, future in enumerate(completed(running, ends_s), 1):
+            print(f"{done} of {len(running)}: {future.result()}", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
     rows: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
     for row in rows:
         print(line(row))
     head = {**facts, "cells_wanted": len(cells), "model": arguments.policy, "frame_hz": 1 / PERIOD_S}
     keep(arguments.json, {**head, "conditions": rows})
-
-
-def _run(missing: list[int], policy: str, episodes: int, runs: Path, workers: int, minutes: float) -> None:
-    """Run cells by their numbers; none begins after so many minutes."""
-    ends_s = time.monotonic() + 60 * minutes
-    pool = ProcessPoolExecutor(workers, get_context("spawn"))
-    running = [pool.submit(run_cell, index, policy, episodes, runs) for index in missing]
-    try:
-        for done, future in enumerate(as_completed(running), 1):
-            if not future.cancelled():
-                print(f"{done} of {len(running)}: {future.result()}", flush=True)
-            if time.monotonic() > ends_s:
-                for each in running:
-                    each.cancel()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _check(runs: Path, commit: str) -> None:

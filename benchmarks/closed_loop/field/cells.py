@@ -14,19 +14,15 @@ from typing import Any, Final
 
 from benchmarks.closed_loop.field.playback import AGGREGATES
 from benchmarks.closed_loop.field.robots import AlignedPlayback, AsyncClient, ChunkBroker, EnsembleRobot, FieldRobot
-from benchmarks.closed_loop.grid import PERIOD_S, SERIAL, SPEEDS
+from benchmarks.closed_loop.grid import DEVICES, PERIOD_S, SERIAL, SPEEDS, condition
 from edgeflow.engine.control.offline import program_of
 from edgeflow.engine.control.profile import PROFILES
-from edgeflow.lab.demo.evaluation import TableCondition, load_policy, result_of
+from edgeflow.lab.demo.evaluation import TableCondition, load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.client_robot import ClientRobot
-from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.robot import VirtualRobot
 from edgeflow.lab.demo.simulated.service import RobotFactory, VirtualService
-from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow_client.types import Execution
-
-DEVICES: Final = ("orin", "orin-smolvla", "orin-pi05", "rtx5090", "thor-pi05")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +75,7 @@ class FieldCell:
 
     @property
     def condition(self) -> TableCondition:
-        return TableCondition(mode="serial", pace=SERIAL, anchored=True, speed=self.speed, profile=self.device)
+        return condition(SERIAL, self.speed, self.device)
 
 
 def field_cells(policy: str, episodes: int) -> list[FieldCell]:
@@ -108,12 +104,7 @@ def cell_figures(cell: FieldCell) -> dict[str, Any]:
         return robots[-1]
 
     service = VirtualService(built.engine, built.limits, times, execution=cell.strategy.execution, robot=make)
-    sim, runs = RobotSim(FRESH_SEEDS, cell.speed), list[EpisodeRun]()
-    for seed in range(FRESH_SEEDS, FRESH_SEEDS + cell.episodes):
-        sim.reset(seed)
-        run = service.run_episode(sim, SERIAL, period_s=PERIOD_S, anchored=True)
-        runs.append(run)
-    sim.close()
+    runs = list(run_episodes(service, cell.condition, range(FRESH_SEEDS, FRESH_SEEDS + cell.episodes), PERIOD_S))
     result = result_of(cell.condition, [runs], built.limits.stages, PERIOD_S).as_json()
     figures = (
         "profile", "speed_cm_s", "episodes", "successes", "interval_95", "seconds_per_success", "fps",

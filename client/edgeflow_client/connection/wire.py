@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,15 @@ EXECUTIONS = {
     pb.EXECUTION_REST: Execution.REST,
     pb.EXECUTION_SLOW: Execution.SLOW,
 }
+EXECUTION_NUMBERS: dict[Execution | None, pb.Execution] = {
+    None: pb.EXECUTION_UNSPECIFIED,
+    **{execution: number for number, execution in EXECUTIONS.items()},
+}
 SLOWEST_RATE = 0.1
 RECEIPTS = ("edgeflow-receipts", "1")
 """Metadata of a stream whose client wants receipts; a service without them ignores it."""
 UNKNOWN_AGE_S = 0.5  # assumed latency if the service sends no forecast
+Choice = TypeVar("Choice", Mode, Execution)
 _UINT32 = (1 << 32) - 1
 _PAIR = 2
 _WAIT_DIGITS = 9
@@ -306,7 +311,7 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
         instruction=instruction,
         control_period_ms=_period_ms(settings.control_period_s),
         max_action_age_ms=_age_ms(settings.max_action_age_s),
-        mode=modes[_mode(settings.mode)] if settings.mode is not None else pb.MODE_UNSPECIFIED,
+        mode=modes[_member(Mode, settings.mode, "mode")] if settings.mode is not None else pb.MODE_UNSPECIFIED,
         unnorm_key=settings.unnorm_key,
         depth=settings.depth,
         tolerance_bins=settings.tolerance_bins,
@@ -316,27 +321,17 @@ def _open_message(settings: SessionSettings, instruction: str) -> pb.Open:
             for each in settings.state
         ],
         chunks=settings.chunks,
-        execution=_execution(settings) if settings.chunks else pb.EXECUTION_UNSPECIFIED,
+        execution=EXECUTION_NUMBERS[_member(Execution, settings.execution, "execution") if settings.chunks else None],
     )
 
 
-def _mode(given: object) -> Mode:
-    """A mode, also from its name."""
+def _member(kind: type[Choice], given: object, field: str) -> Choice:
+    """A mode or an execution, also from its name."""
     try:
-        return Mode(given)
+        return kind(given)
     except ValueError:
-        known = ", ".join(mode.value for mode in Mode)
-        raise InvalidArgument(f"must be one of {known}, got {given!r}", field="mode") from None
-
-
-def _execution(settings: SessionSettings) -> pb.Execution:
-    """The execution, also from its name."""
-    try:
-        asked = Execution(settings.execution)
-    except ValueError:
-        known = ", ".join(each.value for each in Execution)
-        raise InvalidArgument(f"must be one of {known}, got {settings.execution!r}", field="execution") from None
-    return {execution: number for number, execution in EXECUTIONS.items()}[asked]
+        known = ", ".join(each.value for each in kind)
+        raise InvalidArgument(f"must be one of {known}, got {given!r}", field=field) from None
 
 
 def _check_cameras(settings: SessionSettings) -> None:

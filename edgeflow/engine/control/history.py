@@ -157,7 +157,9 @@ class SessionHistory:
             chosen = [seen[index] for index in picked([each.stamp_ns for each in seen], count, self._step_ns)]
             rejected = next((each for each in chosen[:-1] if not self._is_prepared(each)), None)
             if rejected is None:
-                return self._joined(chosen, delay_ms)
+                return _joined(
+                    self._policy, [each.prepared for each in chosen], [each.stamp_ns for each in chosen], delay_ms
+                )
             seen.remove(rejected)
 
     def remove(self, message: SubmitFrame) -> None:
@@ -206,11 +208,6 @@ class SessionHistory:
             self._prepare(seen)
         return not seen.rejected
 
-    def _joined(self, chosen: Sequence[_Seen], delay_ms: float) -> Any:
-        gaps_ns = tuple(newer.stamp_ns - older.stamp_ns for older, newer in pairwise(chosen))
-        window = ObservationWindow(tuple(each.prepared for each in chosen), gaps_ns, delay_ms)
-        return cast("HistoryPolicy", self._policy).joined(window)
-
 
 def picked(stamps_ns: Sequence[int], count: int, step_ns: int) -> list[int]:
     """The indices of `count` observations, the oldest first and the newest last.
@@ -234,23 +231,29 @@ def picked(stamps_ns: Sequence[int], count: int, step_ns: int) -> list[int]:
 def first_prompts(policy: Policy, observations: Sequence[Observation]) -> Iterator[list[Any]]:
     """The prompts of observations that are each the first of a session, which ends with the block."""
     if not has_sessions(policy):
-        yield [_alone(policy, each) for each in observations]
+        yield [prompt_of(policy, [each], each.delay_ms) for each in observations]
         return
     served = cast("SessionPolicy", policy)
     numbered = [replace(each, session=-1 - index) for index, each in enumerate(observations)]
     for each in numbered:
         served.begin(each.session)
     try:
-        yield [_alone(policy, each) for each in numbered]
+        yield [prompt_of(policy, [each], each.delay_ms) for each in numbered]
     finally:
         for each in numbered:
             served.end(each.session)
 
 
-def _alone(policy: Policy, observation: Observation) -> Any:
-    count = policy.inputs.history
-    if count == 1:
-        return policy.prepare(observation)
-    prepared = policy.prepare(replace(observation, delay_ms=0.0))
-    window = ObservationWindow((prepared,) * count, (0,) * (count - 1), observation.delay_ms)
-    return cast("HistoryPolicy", policy).joined(window)
+def prompt_of(policy: Policy, seen: Sequence[Observation], delay_ms: float) -> Any:
+    """The inputs of the answer to the last of a session's observations, the oldest first."""
+    inputs = policy.inputs
+    if inputs.history == 1:
+        return policy.prepare(replace(seen[-1], delay_ms=delay_ms))
+    chosen = picked([each.stamp_ns for each in seen], inputs.history, round(inputs.history_step_ms * 1e6))
+    prepared = {index: policy.prepare(replace(seen[index], delay_ms=0.0)) for index in dict.fromkeys(chosen)}
+    return _joined(policy, [prepared[index] for index in chosen], [seen[index].stamp_ns for index in chosen], delay_ms)
+
+
+def _joined(policy: Policy, prepared: Sequence[Any], stamps_ns: Sequence[int], delay_ms: float) -> Any:
+    gaps_ns = tuple(newer - older for older, newer in pairwise(stamps_ns))
+    return cast("HistoryPolicy", policy).joined(ObservationWindow(tuple(prepared), gaps_ns, delay_ms))

@@ -213,10 +213,14 @@ def load_policy(model: str, kv: KVName = "model") -> BuiltEngine:
 
 
 def run_episodes(
-    service: VirtualService, condition: TableCondition, seeds: Sequence[int], period_s: float
+    service: VirtualService,
+    condition: TableCondition,
+    seeds: Sequence[int],
+    period_s: float,
+    sim: RobotSim | None = None,
 ) -> Iterator[EpisodeRun]:
-    """Run one episode for each seed."""
-    sim = RobotSim(seeds[0], condition.speed, condition.jump_m)
+    """Run one episode for each seed. sim: the robot, which is closed at the end; None = the condition's."""
+    sim = sim or RobotSim(seeds[0], condition.speed, condition.jump_m)
     for seed in seeds:
         sim.reset(seed)
         delay = replace(condition.delay, seed=seed) if condition.delay else None

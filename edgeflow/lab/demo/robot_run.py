@@ -59,7 +59,7 @@ class RunPlan:
     """Both: only for Mode.SPECULATIVE."""
     max_action_age_s: float | None = None
     send: ImageFormat | None = None
-    """Encoding on the way, as in its camera's `send`."""
+    """Encoding on the wire, as in its camera's `send`."""
 
     def __post_init__(self) -> None:
         if self.episodes is None and self.seconds is None:

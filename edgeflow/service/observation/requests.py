@@ -10,7 +10,7 @@ from itertools import accumulate
 from edgeflow.config.matching import Names, find_inputs
 from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.framing import Payload
-from edgeflow.scheduler.execution import ExecutionFacts
+from edgeflow.scheduler.execution import CONTINUING, ExecutionFacts
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, Playing
@@ -33,7 +33,7 @@ class OpenRequest:
     chunks: bool = False
     """The client executes chunks of several actions."""
     execution: Execution | None = None
-    """How answers are executed; None for a client that knows nothing of this."""
+    """How answers are executed; None for a client that asks for no execution."""
     depth: int = 0
     """Only with Mode.DEPTH."""
     tolerance_bins: int = 0
@@ -52,7 +52,7 @@ class OpenRequest:
     @property
     def continues(self) -> bool:
         """Answers continue the chunk in execution, if the policy can."""
-        return self.execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
+        return self.execution in CONTINUING
 
     @property
     def numbers(self) -> int:

@@ -26,7 +26,7 @@ from edgeflow_client.errors import RETRY_AFTER_MS, FailedPrecondition, InvalidAr
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Mode
 
-LONGEST_GAP_NS = 10_000_000_000  # between answers, as foretold
+LONGEST_GAP_NS = 10_000_000_000  # between answers, in a forecast
 SAME_RATE = 0.98  # of a promised rate counts as kept
 OVERHEAD_NS = 3_000_000  # the most that control adds to the latency (benchmarks/service_overhead.py)
 

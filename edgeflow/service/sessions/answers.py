@@ -28,7 +28,7 @@ from edgeflow_client.types import ActionSchema
 MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multiple of the forecast age
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
-LONGEST_FORETOLD_MS = 10_000  # of a validity that follows the answers: a robot's reports must not extend it for ever
+LONGEST_FORECAST_MS = 10_000  # of a validity that follows the answers: a robot's reports must not extend it for ever
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
@@ -199,7 +199,7 @@ class SessionAnswers:
         self._by_clock = not request.front
         self._late_in_a_row = 0
 
-    def foretell(self, forecast: AnswerForecast) -> None:
+    def take_forecast(self, forecast: AnswerForecast) -> None:
         """Take the forecast for the session, which other sessions change."""
         first = not self.age_limit.forecast_ns
         self.age_limit.forecast_ns, self.gap_ns = forecast.age_ns, forecast.gap_ns
@@ -250,9 +250,29 @@ class SessionAnswers:
     def submit(
         self, track: SessionFrame, number: int, request: OpenRequest, instruction: str, now_ns: int
     ) -> SubmitFrame:
-        """The frame as the policy of session `number` receives it."""
-        delay_ns, turn_ns = self.expected_delay_ns, self.age_limit.turn_ns
-        return track.submit(number, request, instruction, now_ns, sent=self.sent, delay_ns=delay_ns, turn_ns=turn_ns)
+        """The frame as the policy of session `number` receives it. The pixels move into the message."""
+        frame, how, delay_ns = track.frame, track.execution, self.expected_delay_ns
+        from_arrival = bool(request.front) or (how is not None and how.from_arrival)
+        continues = request.chunks and not from_arrival and self.sent.may_continue(frame.playing)
+        payload, track.payload = track.payload, b""
+        return SubmitFrame(
+            session=number,
+            epoch=track.epoch,
+            seq=frame.seq,
+            sizes=[side for camera in request.policy_cameras for side in (camera.height, camera.width)],
+            instruction=instruction,
+            payload=payload,
+            state=[frame.state[index] for index in request.policy_numbers],
+            stamp_ns=frame.stamp_ns,
+            waited_ns=now_ns - track.received_ns,
+            turn_wait_ns=max(track.received_ns + self.age_limit.turn_ns - now_ns, 1),
+            playing=frame.playing if continues else None,
+            delay_ns=delay_ns,
+            rested=self.sent.take_rest(),
+            seen_only=track.seen_only,
+            rate_percent=how.rate_percent if how is not None else FULL_RATE,
+            start_delay_ns=max(delay_ns, 1) if from_arrival else 0,
+        )
 
     def change(self) -> ChosenExecution | None:
         """The new choice of an execution, if the expected delay or the rate of answers changed it."""
@@ -264,8 +284,8 @@ class SessionAnswers:
         self.sent.halt(reason)
         self.execution.halt()
 
-    def _validity_ms(self, foretold_ns: int) -> int:
-        return max(self._ttl_ms, min(-(-foretold_ns // 1_000_000), LONGEST_FORETOLD_MS))
+    def _validity_ms(self, forecast_ns: int) -> int:
+        return max(self._ttl_ms, min(-(-forecast_ns // 1_000_000), LONGEST_FORECAST_MS))
 
     def arrived(self, seq: int, age_ns: int) -> bool:
         """The robot reports the age of a frame when its answer arrived; True for a new report of a late answer.

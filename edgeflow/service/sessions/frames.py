@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.framing import Payloads
-from edgeflow.ipc.messages import FrameResult, SubmitFrame
-from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.ipc.messages import FrameResult
+from edgeflow.scheduler.execution import AnswerExecution
+from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import ChunkReport, Playing
@@ -94,7 +94,7 @@ class ActionEvent:
     report: ChunkReport = dataclasses.field(default_factory=ChunkReport)
     """How the chunk was made."""
     execution: AnswerExecution | None = None
-    """How it is executed; None for a client that knows nothing of this."""
+    """How it is executed; None for a client that asks for no execution."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -145,46 +145,7 @@ class SessionFrame:
     seen_only: bool = False
     """It is not answered: the worker gets it for the session's history."""
     execution: AnswerExecution | None = None
-    """How its answer is executed; None for a client that knows nothing of this."""
-
-    def submit(
-        self,
-        session: int,
-        request: OpenRequest,
-        instruction: str,
-        now_ns: int,
-        *,
-        sent: SentChunks,
-        delay_ns: int,
-        turn_ns: int,
-    ) -> SubmitFrame:
-        """The frame as the policy receives it. The pixels move into the message.
-
-        sent: the chunks sent to the robot. delay_ns: as in SubmitFrame. turn_ns: time from its receipt for which it may
-        wait for its turn.
-        """
-        how = self.execution
-        from_arrival = bool(request.front) or (how is not None and how.from_arrival)
-        continues = request.chunks and not from_arrival and sent.may_continue(self.frame.playing)
-        payload, self.payload = self.payload, b""
-        return SubmitFrame(
-            session=session,
-            epoch=self.epoch,
-            seq=self.frame.seq,
-            sizes=[side for camera in request.policy_cameras for side in (camera.height, camera.width)],
-            instruction=instruction,
-            payload=payload,
-            state=[self.frame.state[index] for index in request.policy_numbers],
-            stamp_ns=self.frame.stamp_ns,
-            waited_ns=now_ns - self.received_ns,
-            turn_wait_ns=max(self.received_ns + turn_ns - now_ns, 1),
-            playing=self.frame.playing if continues else None,
-            delay_ns=delay_ns,
-            rested=sent.take_rest(),
-            seen_only=self.seen_only,
-            rate_percent=how.rate_percent if how is not None else FULL_RATE,
-            start_delay_ns=max(delay_ns, 1) if from_arrival else 0,
-        )
+    """How its answer is executed; None for a client that asks for no execution."""
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
         """The answer to this frame. whole: the robot gets all rows."""

@@ -65,7 +65,7 @@ class ObservedFrame:
     executed_age_ns: int | None = None
     """Age of the frame whose answer the robot executed at the capture; None if it reports none."""
     execution: Execution | None = None
-    """How the robot executes answers; None for a client that knows nothing of this."""
+    """How the robot executes answers; None for a client that asks for no execution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,7 +142,7 @@ class ControlPlane:
             del self._opening[number]
         times = self._single_times if single else None
         session = Session(number, request, answer.schema, self._rules, self._clock.now_ns(), policy=policy, times=times)
-        session.answers.foretell(self._planner.answers(number))
+        session.answers.take_forecast(self._planner.answers(number))
         return SessionRunner(
             session,
             plan,

@@ -29,7 +29,7 @@ class Planner:
         self._log = log
         self._has_worker = False
         self._answers: dict[int, AnswerForecast] = {}
-        self._ages_stale = False
+        self._answers_stale = False
         self._forecasting: asyncio.Task[None] | None = None
         self._planning = asyncio.Lock()
         self._replanning: asyncio.Task[None] | None = None
@@ -45,7 +45,7 @@ class Planner:
                 else:
                     plan, answers = self._planned(number, request)
             self._admission.enter(number, plan)
-            self._foretell(answers)
+            self._give_forecasts(answers)
             return plan
 
     def answers(self, number: int) -> AnswerForecast:
@@ -54,14 +54,14 @@ class Planner:
 
     def leave(self, number: int) -> None:
         """A session frees its share of the device."""
-        self._ages_stale = self._admission.leave(number) or self._ages_stale
+        self._answers_stale = self._admission.leave(number) or self._answers_stale
 
     def worker_ready(self, ready: WorkerReady) -> None:
         """A worker measured its pass times."""
         self._has_worker = True
         self._admission.worker_ready(ready)
         self._metrics.predict(self._admission.modes())
-        self._ages_stale = bool(self._runners)
+        self._answers_stale = bool(self._runners)
 
     def worker_lost(self) -> None:
         """Nothing can be planned until another worker is ready."""
@@ -74,8 +74,8 @@ class Planner:
 
     def tick(self) -> None:
         """Forecast the ages of all sessions again if something changed them."""
-        if self._ages_stale and (self._forecasting is None or self._forecasting.done()):
-            self._ages_stale = False
+        if self._answers_stale and (self._forecasting is None or self._forecasting.done()):
+            self._answers_stale = False
             self._forecasting = asyncio.create_task(self._forecast_again(), name="forecast")
 
     def _planned(self, number: int, request: OpenRequest) -> tuple[SessionPlan, dict[int, AnswerForecast]]:
@@ -84,18 +84,18 @@ class Planner:
         plan = self._admission.plan(request, tuple(plans.values()))
         return plan, self._admission.forecast_answers(plans | {number: plan})
 
-    def _foretell(self, answers: dict[int, AnswerForecast]) -> None:
+    def _give_forecasts(self, answers: dict[int, AnswerForecast]) -> None:
         self._answers = answers
         for number, runner in self._runners.items():
             if number in answers:
-                runner.session.answers.foretell(answers[number])
+                runner.session.answers.take_forecast(answers[number])
 
     async def _forecast_again(self) -> None:
-        """Forecast the ages of all sessions after one left or pass times changed."""
+        """Forecast the answers of all sessions after one left or pass times changed."""
         async with self._planning:
             plans = self._admission.plans
             if plans and self._has_worker:
-                self._foretell(await asyncio.to_thread(self._admission.forecast_answers, plans))
+                self._give_forecasts(await asyncio.to_thread(self._admission.forecast_answers, plans))
 
     async def _replan(self) -> None:
         """Pass times drifted: update the forecasts, and the pace of sessions in mode auto."""
@@ -105,7 +105,7 @@ class Planner:
         for number, runner in list(self._runners.items()):
             if runner.plan.mode in (Mode.AUTO, Mode.SPECULATIVE) and not runner.session.parked:
                 await self._replan_one(number, runner)
-        self._ages_stale = True
+        self._answers_stale = True
 
     async def _replan_one(self, number: int, runner: SessionRunner) -> None:
         async with self._planning:

@@ -29,7 +29,7 @@ from tests.drawn import drawn, said
 
 __all__ = ["drawn"]  # a fixture here too
 
-FORETOLD = replace(opened_of(opened()), mode=Mode.PIPELINED, depth=7, predicted_fps=25.0, predicted_age_s=0.016)
+FORECAST = replace(opened_of(opened()), mode=Mode.PIPELINED, depth=7, predicted_fps=25.0, predicted_age_s=0.016)
 
 
 def busy() -> list[Ledger]:
@@ -169,13 +169,13 @@ def test_forecasts_are_judged_when_their_period_was_kept():
     for index in range(20):
         acted(ledger, index * 50, 40)
     run = measured([ledger], pattern=Fixed(20.0))
-    run.opened = [FORETOLD]
+    run.opened = [FORECAST]
     (prediction,) = results_of(run, {}).predictions
     assert prediction is not None
     assert (prediction.fps_deviation, prediction.age_deviation) == (pytest.approx(-20), pytest.approx(25))
     assert "-20 %" in shown(results_of(run, {}))
     run = measured([ledger])
-    run.opened = [FORETOLD]
+    run.opened = [FORECAST]
     (prediction,) = results_of(run, {}).predictions
     assert prediction is not None and math.isnan(prediction.fps_deviation)
 
@@ -236,7 +236,7 @@ def test_a_rejected_robot_is_not_what_was_asked_for():
 
 def test_json_has_no_nan_and_the_folder_has_everything(tmp_path, drawn):
     run = measured([*busy(), Ledger(2)])
-    run.opened[0] = FORETOLD
+    run.opened[0] = FORECAST
     results = results_of(run, {"max-age-p99": 80.0, "min-fps": 2.0})
     write_folder(tmp_path, run, results)
     content = json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))

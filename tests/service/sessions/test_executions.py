@@ -13,12 +13,12 @@ from edgeflow.scheduler.execution import LOST_NS, ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.sessions.answers import LONGEST_FORETOLD_MS, PolicyFacts
+from edgeflow.service.sessions.answers import LONGEST_FORECAST_MS, PolicyFacts
 from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.connection.link import OutgoingMessages
+from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import SessionSettings
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
@@ -33,7 +33,7 @@ HORIZON, STEP_MS = 40, 50
 WIDE = replace(SCHEMA, horizon=HORIZON, step_ms=float(STEP_MS))
 FACTS = ExecutionFacts.of(WIDE, 10, continues=True, timed=False)
 CHUNK = Chunk((0.0, 0.0, 1.0) * HORIZON, HORIZON, float(STEP_MS))
-PERIOD_MS, FORETOLD_MS, GAP_MS = 100, 300, 600
+PERIOD_MS, FORECAST_MS, GAP_MS = 100, 300, 600
 
 
 class ServedRobot:
@@ -43,17 +43,17 @@ class ServedRobot:
         self,
         asked: Execution,
         *,
-        foretold_ms: int = FORETOLD_MS,
+        forecast_ms: int = FORECAST_MS,
         keeps_history: bool = False,
-        longest_ms: int = LONGEST_FORETOLD_MS,
+        longest_ms: int = LONGEST_FORECAST_MS,
     ) -> None:
         self.clock = ManualClock(1000 * MS)
         request = replace(REQUEST, chunks=True, execution=asked, max_action_age_ns=None)
         policy = PolicyFacts(facts=FACTS, keeps_history=keeps_history)
         rules = replace(RULES, longest_ttl_ms=longest_ms)
         self.service = Session(1, request, WIDE, rules, self.clock.now_ns(), policy)
-        forecast = AnswerForecast(age_ns=foretold_ms * MS, gap_ns=GAP_MS * MS)
-        self.service.answers.foretell(forecast)
+        forecast = AnswerForecast(age_ns=forecast_ms * MS, gap_ns=GAP_MS * MS)
+        self.service.answers.take_forecast(forecast)
         settings = SessionSettings(cameras=(), control_period_s=PERIOD_MS / 1e3, execution=asked)
         self.robot = ClientSession(settings, "first", self.clock, 2000 * MS)
         self.stream = OutgoingMessages(self.robot.opening())
@@ -102,7 +102,7 @@ class ServedRobot:
         for event in sent:
             self.robot.stream_message(server_message(event))
 
-    def answered(self, took_ms: float = FORETOLD_MS) -> pb.Action | None:
+    def answered(self, took_ms: float = FORECAST_MS) -> pb.Action | None:
         """The answer to a frame that is taken now, at the robot; None if the frame is not answered."""
         frame = self.frame()
         if frame is None:
@@ -143,11 +143,11 @@ class ServedRobot:
 @pytest.mark.parametrize(
     ("asked", "answers", "valid_ms"),
     [
-        (Execution.AUTO, 1, FORETOLD_MS + 2 * PERIOD_MS),  # a frame of its motion, and that one's answer
+        (Execution.AUTO, 1, FORECAST_MS + 2 * PERIOD_MS),  # a frame of its motion, and that one's answer
         (Execution.CONTINUE, 2, GAP_MS + PERIOD_MS),
         (Execution.FRESH, 2, GAP_MS + PERIOD_MS),
         (Execution.SLOW, 2, GAP_MS + PERIOD_MS),
-        (Execution.REST, 1, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS),  # eight rows, a frame, and its answer
+        (Execution.REST, 1, 8 * STEP_MS + FORECAST_MS + 2 * PERIOD_MS),  # eight rows, a frame, and its answer
     ],
 )
 def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, answers: int, valid_ms: int):
@@ -167,7 +167,7 @@ def test_silence_becomes_hold_when_the_next_answer_is_overdue(asked: Execution, 
     [
         (Execution.AUTO, Execution.CONTINUE, GAP_MS + PERIOD_MS, 15),
         (Execution.SLOW, Execution.SLOW, GAP_MS + PERIOD_MS, 12),  # at 75 % of the rate
-        (Execution.REST, Execution.REST, 8 * STEP_MS + FORETOLD_MS + 2 * PERIOD_MS, 8),
+        (Execution.REST, Execution.REST, 8 * STEP_MS + FORECAST_MS + 2 * PERIOD_MS, 8),
     ],
 )
 def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_goes(asked, execution, valid_ms, rows):
@@ -179,7 +179,7 @@ def test_open_says_how_and_for_how_long_answers_are_executed_and_how_far_an_arm_
 
 @pytest.mark.parametrize("asked", [each for each in Execution if each is not Execution.AUTO])
 def test_a_robot_that_chose_its_execution_moves_no_longer_than_configured_without_an_answer(asked: Execution):
-    served = ServedRobot(asked, foretold_ms=600, longest_ms=500)
+    served = ServedRobot(asked, forecast_ms=600, longest_ms=500)
     action = served.answered(600)
     assert action is not None
     if asked is Execution.REST:
@@ -224,7 +224,7 @@ def test_a_change_is_told_with_its_reason_and_goes_through_a_rest():
 def test_frames_of_a_history_reach_the_worker_though_they_are_not_answered(keeps_history: bool):
     served = ServedRobot(Execution.AUTO, keeps_history=keeps_history)
     first = served.frame()
-    assert first is not None and not first.seen_only and first.start_delay_ns == first.delay_ns == FORETOLD_MS * MS
+    assert first is not None and not first.seen_only and first.start_delay_ns == first.delay_ns == FORECAST_MS * MS
     served.wait(PERIOD_MS)
     second = served.frame()  # the robot waits for the first answer
     assert second is None if not keeps_history else second is not None and second.seen_only
@@ -232,7 +232,7 @@ def test_frames_of_a_history_reach_the_worker_though_they_are_not_answered(keeps
 
 @pytest.mark.parametrize("asked", [Execution.AUTO, Execution.FRESH, Execution.REST])
 def test_a_first_inference_that_takes_700_ms_longer_skips_no_rows_and_is_forgotten(asked: Execution):
-    served = ServedRobot(asked, foretold_ms=30)
+    served = ServedRobot(asked, forecast_ms=30)
     action = served.answered(730)
     first = served.robot.directive().action
     assert action is not None and first is not None and (first.seq, first.step) == (1, 0)
@@ -293,7 +293,7 @@ def test_reports_of_absurd_ages_do_not_extend_the_validity_for_ever(asked: Execu
         served.wait(PERIOD_MS)
         served.result(frame, PERIOD_MS)
         (action,) = (each for each in service.take(served.clock.now_ns()) if isinstance(each, ActionEvent))
-    assert action.valid_for_ms == LONGEST_FORETOLD_MS and action.max_age_ms < LONGEST_FORETOLD_MS + 1000
+    assert action.valid_for_ms == LONGEST_FORECAST_MS and action.max_age_ms < LONGEST_FORECAST_MS + 1000
 
 
 def outcomes(served: ServedRobot) -> list[tuple[int, Disposition]]:

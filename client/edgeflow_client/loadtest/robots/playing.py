@@ -47,7 +47,8 @@ class ChunkPlayer:
 
     def __init__(self, motion_ns: int = UNKNOWN_STEP_NS) -> None:
         self._motion_ns = motion_ns
-        self._rests_from_ns = 0
+        self.rests_from_ns = 0
+        """When all rows are executed, after which the next frame is answered; 0 = it may be taken at any time."""
         self._plays = PlayLog()
         self._played: _ExecutedChunk | None = None
         self._arrived: pb.Arrived | None = None
@@ -59,7 +60,7 @@ class ChunkPlayer:
             self._plays.end(now_ns)
             return Seamed()
         age_ns = max(now_ns - action.stamp_ns, 0)
-        self._rests_from_ns = now_ns + action.rows * (_step_ns(action) or self._motion_ns) if action.rows else 0
+        self.rests_from_ns = now_ns + action.rows * (_step_ns(action) or self._motion_ns) if action.rows else 0
         self._arrived = pb.Arrived(seq=action.seq, age_ns=age_ns)
         if action.horizon <= 1:
             until_ns = now_ns + action.valid_for_ms * 1_000_000
@@ -87,11 +88,6 @@ class ChunkPlayer:
         self._played = _ExecutedChunk(action.seq, begun, rows_until_ns, until_ns)
         self._plays.begin(action.seq, timeline, now_ns, until_ns, rows_until_ns)
         return timeline
-
-    @property
-    def rests_from_ns(self) -> int:
-        """When all rows are executed, after which the next frame is answered; 0 = it may be taken at any time."""
-        return self._rests_from_ns
 
     def report(self, frame: pb.Frame) -> None:
         """Set the fields of a frame that report chunks."""

@@ -1,23 +1,17 @@
-"""Labels of the flow policy: the expert's motion from a state, as a chunk of displacements; vectorised."""
+"""Labels of single frames: the expert's motion to a still handle, as a chunk of displacements; vectorised."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgeflow.lab.demo.flow_training.data import FlowDataset
-from edgeflow.lab.demo.flow_training.quaternions import TINY, conjugate, multiply, quaternions, rotate, rotvecs
-from edgeflow.lab.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
+from edgeflow.lab.demo.flow_training.pursuit import pursue
+from edgeflow.lab.demo.flow_training.quaternions import conjugate, multiply, quaternions, rotate, rotvecs
 from edgeflow.lab.demo.world.layout import TOOL_DOWN
-from edgeflow.lab.demo.world.robot import MAX_SPEED, MAX_TURN
 from edgeflow_client.pose import Vector
-
-STEP_S: Final = 0.05  # seconds per row
-REOPEN_ROWS: Final = 6  # enough to open while the previous chunk is still in execution
-HALF_CLOSED: Final = 0.5  # aperture at which the simulation judges a grasp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,24 +52,15 @@ def label_all(data: FlowDataset, rows: int) -> ChunkLabels:
 
 
 def expert_chunks(tool: Vector, grasp: Vector, aperture: NDArray[np.floating], rows: int) -> Vector:
-    """The expert's next `rows` steps of 50 ms `[..., rows, 7]` from tool poses to grasp poses, both `[..., 7]`.
-
-    A row is the displacement and rotation vector of its step, in the tool's frame at the start of the step and within
-    the arm's speed limits, and the gripper, which closes when the expert closes it. A gripper that is more than half
-    closed (aperture `[...]` below 0.5) has missed: it opens for REOPEN_ROWS first.
+    """The expert's next `rows` steps of 50 ms `[..., rows, 7]` (Plan.chunks) from tool poses to still grasp poses, both
+    `[..., 7]`; apertures `[...]`.
     """
-    left, turn = _left(tool, grasp)
-    far, angle = (np.linalg.norm(each, axis=-1)[..., None] for each in (left, turn))
-    instants = STEP_S * np.arange(rows + 1)
-    moved = np.minimum(1.0, MAX_SPEED * instants / np.maximum(far, TINY))
-    turned = np.minimum(1.0, MAX_TURN * instants / np.maximum(angle, TINY))
-    shift = np.diff(moved)[..., None] * left[..., None, :]
-    back = conjugate(quaternions(turned[..., :-1, None] * turn[..., None, :]))
-    rotvec = np.diff(turned)[..., None] * turn[..., None, :]
-    closed = (far * (1.0 - moved) <= CLOSE_WITHIN) & (angle * (1.0 - turned) <= CLOSE_ALIGNED)
-    reopens = (np.asarray(aperture)[..., None] < HALF_CLOSED) & (np.arange(rows) < REOPEN_ROWS)
-    gripper = np.where(closed[..., :-1] & ~reopens, 0.0, 1.0)[..., None]
-    return np.concatenate([rotate(back, shift), rotvec, gripper], axis=-1)
+    shape = np.broadcast_shapes(tool.shape[:-1], grasp.shape[:-1], np.shape(aperture))
+    tools, grasps = (np.broadcast_to(each, (*shape, 7)).reshape(-1, 7) for each in (tool, grasp))
+    goals = np.broadcast_to(grasps[:, None, :3], (len(grasps), rows + 1, 3))
+    apertures = np.broadcast_to(aperture, shape).reshape(-1)
+    plan = pursue(tools, apertures, goals, grasps[:, 3:], np.zeros(len(tools), np.int64))
+    return plan.chunks().reshape(*shape, rows, 7)
 
 
 def displaced(tool: Vector, metres: Vector, radians: Vector) -> Vector:

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import EPS, BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
+from edgeflow.lab.demo.flow_training.chunks import Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
 from edgeflow.lab.demo.flow_training.network import TrainedFlowNetwork
+from edgeflow.lab.demo.flow_training.pursuit import STEP_S
 from edgeflow.lab.demo.flow_training.tokenizer import PAD, SPECIAL, save_tokenizer
 from edgeflow.lab.demo.flow_training.windows import HISTORY, HISTORY_STEP_S, MOST_DELAY_S, MOST_KEPT
 from edgeflow.lab.demo.training.actions import NAMES, UNITS

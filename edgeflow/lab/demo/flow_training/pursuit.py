@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgeflow.lab.demo.flow_training.chunks import HALF_CLOSED, REOPEN_ROWS, STEP_S
 from edgeflow.lab.demo.flow_training.quaternions import TINY, conjugate, multiply, quaternions, rotate, rotvecs
 from edgeflow.lab.demo.world.expert import CLOSE_ALIGNED, CLOSE_WITHIN
 from edgeflow.lab.demo.world.layout import CELL_CENTRES_Y, CELL_HALF, CELL_X
 from edgeflow.lab.demo.world.robot import GRIPPER_TIME, MAX_SPEED, MAX_TURN
 from edgeflow_client.pose import Vector
+
+STEP_S: Final = 0.05  # seconds per row
+REOPEN_ROWS: Final = 6  # enough to open while the previous chunk is still in execution
+HALF_CLOSED: Final = 0.5  # aperture at which the simulation judges a grasp
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,11 +74,9 @@ class SequenceData:
         return len(self.target)
 
 
-def make_sequences(
-    folder: Path, count: int, seed: int, advance: Callable[[int], None], workers: int | None = None
-) -> SequenceData:
+def make_sequences(folder: Path, count: int, seed: int, advance: Callable[[int], None]) -> SequenceData:
     """Render the missing ones of `count` sequences (rounded up to whole chunks); images stay on disk."""
-    render(folder, count, seed, advance, columns=COLUMNS, studio=SequenceStudio, workers=workers)
+    render(folder, count, seed, advance, columns=COLUMNS, studio=SequenceStudio)
     return SequenceData(**read_columns(folder, COLUMNS, mapped="images"))
 
 

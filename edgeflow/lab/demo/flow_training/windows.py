@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import STEP_S, displaced
-from edgeflow.lab.demo.flow_training.pursuit import Tracks, pursue
+from edgeflow.lab.demo.flow_training.chunks import displaced
+from edgeflow.lab.demo.flow_training.pursuit import STEP_S, Tracks, pursue
 from edgeflow.lab.demo.flow_training.quaternions import conjugate, multiply, rotate, rotvecs
 from edgeflow.lab.demo.flow_training.sequences import FRAMES, SequenceData
 from edgeflow.lab.demo.training.batches import Prompts, name_handles

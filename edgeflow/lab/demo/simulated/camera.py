@@ -34,12 +34,11 @@ class CapturedFrame(SubmitFrame):
 class SimulatedCamera:
     """Captures frames; each is rendered when its pixels are read, as the camera saw it at capture.
 
-    frames: captured so far. drawn: rendered so far.
+    frames: captured so far.
     """
 
     def __init__(self, sim: RobotSim, seen: Seen | None = None) -> None:
         self.frames = 0
-        self.drawn = 0
         self._sim = sim
         self._seen = seen
         self._waiting: dict[int, tuple[Moment, bytearray, SubmitFrame]] = {}
@@ -71,7 +70,6 @@ class SimulatedCamera:
             return
         moment, pixels, frame = self._waiting.pop(seq)
         pixels[:] = self._sim.draw(moment).tobytes()
-        self.drawn += 1
         if self._seen is not None:
             self._seen(frame)
         self._waiting = {each: frame for each, frame in self._waiting.items() if each > seq - KEPT}

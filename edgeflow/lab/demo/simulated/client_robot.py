@@ -20,7 +20,7 @@ from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.aging import DEFAULT, Aging
 from edgeflow_client.connection.outgoing import OutgoingMessages
-from edgeflow_client.connection.wire import EXECUTIONS, SessionSettings, schema_message
+from edgeflow_client.connection.wire import EXECUTION_NUMBERS, SessionSettings, schema_message
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
@@ -32,7 +32,6 @@ START_NS: Final = 1_000_000_000  # start of an episode on the robot's clock: a s
 RESUME_WITHIN_NS: Final = 2_000_000_000
 Send = Callable[[SubmitFrame], None]
 """Submits a frame to the worker."""
-_NUMBERS: Final = {execution: number for number, execution in EXECUTIONS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class ClientRobot:
         self._send = send
         self._plan = plan
         self._captured: dict[int, int] = {}
-        self._under_way: dict[int, AnswerExecution | None] = {}
+        self._in_flight: dict[int, AnswerExecution | None] = {}
         self._ticks = Ticks()
         self._ages = AnswerAges()
         self._execution = SessionExecution(plan.execution, plan.facts, period_ns=plan.period_ns)
@@ -119,8 +118,8 @@ class ClientRobot:
     def receive(self, message: FrameResult | FrameDropped) -> None:
         """An answer, or the end of a frame without one."""
         if isinstance(message, FrameDropped):
-            if message.seq in self._under_way:
-                del self._under_way[message.seq]
+            if message.seq in self._in_flight:
+                del self._in_flight[message.seq]
                 self._execution.left(message.seq)
         elif not self._answers.delays(message, captured_ns=self._captured[message.seq], now_ns=self._body.now_ns):
             self._deliver(message)
@@ -128,7 +127,7 @@ class ClientRobot:
     def _deliver(self, message: FrameResult) -> None:
         """Pass a result to the SDK, in the form that control sends, and execute it if the SDK accepts it."""
         self._ages.sent(message.seq, message.queue_ns + message.inference_ns)
-        how = self._under_way.pop(message.seq)
+        how = self._in_flight.pop(message.seq)
         self._execution.sent(message.seq, self._body.now_ns)
         action = _action(message, START_NS + self._captured[message.seq], how)
         self._session.stream_message(pb.ServerMessage(action=action))
@@ -177,7 +176,7 @@ class ClientRobot:
     def _submit(self, sent: pb.Frame, frame: SubmitFrame) -> None:
         """Send a frame to the worker if it is to be answered, or belongs to a history."""
         execution, delay_ns, gap_ns = self._execution, self._delay_ns, self._plan.forecast.gap_ns
-        busy = bool(self._under_way)
+        busy = bool(self._in_flight)
         arrived, now_ns = sent.arrived.seq if sent.HasField("arrived") else 0, self._body.now_ns
         if not execution.may_answer(resting=sent.resting, arrived=arrived, now_ns=now_ns, busy=busy):
             if self._plan.keeps_history:
@@ -185,7 +184,7 @@ class ClientRobot:
             return
         execution.observe(delay_ns, gap_ns)
         how = execution.answer(frame.seq, resting=sent.resting, delay_ns=delay_ns, gap_ns=gap_ns)
-        self._under_way[frame.seq] = how
+        self._in_flight[frame.seq] = how
         playing = sent.playing if sent.HasField("playing") else None
         self._send(
             replace(
@@ -228,7 +227,7 @@ def _action(result: FrameResult, stamp_ns: int, how: AnswerExecution | None) -> 
         settled=result.settled,
         continues=result.report.continues,
         conditioned_steps=result.report.conditioned_steps,
-        execution=pb.EXECUTION_UNSPECIFIED if how is None else _NUMBERS[how.execution],
+        execution=EXECUTION_NUMBERS[None if how is None else how.execution],
         rate=0.0 if how is None else how.rate_percent / FULL_RATE,
         rows=0 if how is None else how.rows,
         from_arrival=how is not None and how.from_arrival,

@@ -152,10 +152,6 @@ class DelayedAnswers:
         self._waiting = [each for each in self._waiting if each[0] > now_ns]
         return due
 
-    def forget(self, seq: int) -> None:
-        """Forget the answers to frames up to this one."""
-        self._waiting = [each for each in self._waiting if each[1].seq > seq]
-
     @property
     def arrivals_ns(self) -> list[int]:
         """The arrival times of the answers in transit."""

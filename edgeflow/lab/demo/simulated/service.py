@@ -21,7 +21,7 @@ from edgeflow.lab.demo.simulated.episodes import EpisodeRun
 from edgeflow.lab.demo.simulated.robot import Delay, DelayedAnswers, SimulatedBody, VirtualRobot
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.scheduler import forecast
-from edgeflow.scheduler.execution import ExecutionFacts
+from edgeflow.scheduler.execution import CONTINUING, ExecutionFacts
 from edgeflow.scheduler.scheduler import Scheduler, SchedulerLimits
 from edgeflow.worker.worker import Worker
 from edgeflow_client.aging import DEFAULT, Aging
@@ -120,7 +120,7 @@ class VirtualService:
 
         pacer = Pacer(self._times, clock, wait)
         worker = Worker(self._engine, Scheduler(self._limits), clock, published.append, pacer=pacer)
-        continues = self._execution in (Execution.AUTO, Execution.CONTINUE, Execution.SLOW)
+        continues = self._execution in CONTINUING
         worker.inbox.put(OpenSession(session=SESSION, epoch=EPOCH, pace=pace, unnorm_key="", continues=continues))
         return worker
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from edgeflow.contract import Observation, ObservationWindow
+from edgeflow.contract import Observation
 from edgeflow.engine.control.engine import EngineOptions
-from edgeflow.engine.control.history import HistoryPolicy, picked
+from edgeflow.engine.control.history import prompt_of
 from edgeflow.engine.control.offline import decode_serially
 from edgeflow.engine.policy import LoadOptions, Placement, Policy
 from edgeflow.kernels.table.implementations import REFERENCE
@@ -97,19 +96,12 @@ def prepared_frames(
 
 def _prepared(policy: Policy, seen: Sequence[Observation], delay_ms: float) -> Any:
     """The inputs of the answer to the last of these observations."""
-    inputs, newest = policy.inputs, seen[-1]
-    if inputs.history == 1:
-        return policy.prepare(replace(newest, delay_ms=delay_ms))
-    past = [newest]
-    for each in reversed(seen[:-1]):
-        if each.stamp_ns >= past[0].stamp_ns or each.instruction != newest.instruction:
+    first = len(seen) - 1
+    while first and seen[first - 1].stamp_ns < seen[first].stamp_ns:
+        if seen[first - 1].instruction != seen[-1].instruction:
             break
-        past.insert(0, each)
-    stamps_ns = [each.stamp_ns for each in past]
-    chosen = picked(stamps_ns, inputs.history, round(inputs.history_step_ms * 1e6))
-    gaps_ns = tuple(stamps_ns[newer] - stamps_ns[older] for older, newer in pairwise(chosen))
-    moments = tuple(policy.prepare(past[each]) for each in chosen)
-    return cast("HistoryPolicy", policy).joined(ObservationWindow(moments, gaps_ns, delay_ms))
+        first -= 1
+    return prompt_of(policy, seen[first:], delay_ms)
 
 
 def settings_of(folder: Path) -> dict[str, Any]:

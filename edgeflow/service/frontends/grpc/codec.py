@@ -93,6 +93,7 @@ def check_frame(received: AnyReceived, opened: OpenRequest, limits: LimitsConfig
     if message.HasField("instruction"):
         instruction = check_text(message.instruction, "frame.instruction", limits)
     checksum = message.crc32c if message.HasField("crc32c") else None
+    playing = message.playing
     return CheckedFrame(
         seq=message.seq,
         stamp_ns=message.stamp_ns,
@@ -100,14 +101,10 @@ def check_frame(received: AnyReceived, opened: OpenRequest, limits: LimitsConfig
         state=state,
         instruction=instruction,
         crc32c=checksum,
-        playing=_playing(message.playing) if message.HasField("playing") else None,
+        playing=Playing(playing.seq, playing.step, playing.start_ns) if message.HasField("playing") else None,
         arrived=Arrived(message.arrived.seq, message.arrived.age_ns) if message.HasField("arrived") else None,
         resting=message.resting,
     )
-
-
-def _playing(message: pb.Playing) -> Playing:
-    return Playing(message.seq, message.step, message.start_ns)
 
 
 def check_act(

@@ -26,7 +26,7 @@ from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.plane import ControlPlane
 from edgeflow.service.sessions.rates import RollingCount
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, EXECUTIONS, MODES, RECEIPTS, schema_message
+from edgeflow_client.connection.wire import COMMANDS, DISPOSITIONS, EXECUTION_NUMBERS, MODES, RECEIPTS, schema_message
 from edgeflow_client.errors import (
     Aborted,
     AlreadyExists,
@@ -37,7 +37,7 @@ from edgeflow_client.errors import (
 )
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import ActionSchema, Execution
+from edgeflow_client.types import ActionSchema
 
 MOMENT_S = 0.1  # for a write to end once the loop turns again
 Context: TypeAlias = Any  # grpc.aio.ServicerContext; the library ships no types
@@ -213,10 +213,6 @@ def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> No
 
 _COMMANDS = {command: number for number, command in COMMANDS.items()}
 _MODES = {mode: number for number, mode in MODES.items()}
-_EXECUTIONS: dict[Execution | None, pb.Execution] = {
-    None: pb.EXECUTION_UNSPECIFIED,
-    **{execution: number for number, execution in EXECUTIONS.items()},
-}
 _DISPOSITIONS = {disposition: number for number, disposition in DISPOSITIONS.items()}
 
 
@@ -269,7 +265,7 @@ def opened_message(
             predicted_age_ms=(plan.forecast.age_ns + plan.decode_ns) / 1e6,
             tolerance_bins=speculation.tolerance_bins if speculation else 0,
             max_passes=speculation.most_passes(plan.stages) if speculation else 0,
-            execution=_EXECUTIONS[choice.execution if choice else None],
+            execution=EXECUTION_NUMBERS[choice.execution if choice else None],
             unheard_m=answers.unheard_m,
             receipts=request.receipts,
             cameras=[
@@ -325,7 +321,7 @@ def _executed(how: AnswerExecution | None) -> dict[str, Any]:
     if how is None:
         return {}
     return {
-        "execution": _EXECUTIONS[how.execution],
+        "execution": EXECUTION_NUMBERS[how.execution],
         "rate": how.rate_percent / FULL_RATE,
         "rows": how.rows,
         "from_arrival": how.from_arrival,

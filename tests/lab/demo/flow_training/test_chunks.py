@@ -1,13 +1,8 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.flow_training.chunks import (
-    REOPEN_ROWS,
-    STEP_S,
-    Spread,
-    displaced,
-    expert_chunks,
-)
+from edgeflow.lab.demo.flow_training.chunks import Spread, displaced, expert_chunks
+from edgeflow.lab.demo.flow_training.pursuit import REOPEN_ROWS, STEP_S
 from edgeflow.lab.demo.training.actions import NAMES, UNITS
 from edgeflow.lab.demo.training.states import sample_state
 from edgeflow.lab.demo.world.expert import expert_action

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from edgeflow.lab.demo.flow_training.chunks import REOPEN_ROWS, STEP_S, expert_chunks
-from edgeflow.lab.demo.flow_training.pursuit import Tracks, pursue
+from edgeflow.lab.demo.flow_training.pursuit import STEP_S, Tracks, pursue
 from edgeflow.lab.demo.training.states import sample_state
 from edgeflow.lab.demo.world.expert import CLOSE_WITHIN
 from edgeflow.lab.demo.world.layout import HANDLES, sample_layout
@@ -47,14 +46,6 @@ def test_tracks_bounce_as_handles_do():
     )
 
 
-def test_a_still_handle_is_reached_as_by_the_expert_of_still_handles(tools):
-    tracks = tracks_of(layouts(0.0))
-    plan = pursue(
-        tools, np.ones(len(tools)), tracks.grasps(times_of(len(tools))), tracks.grasp[:, 3:], np.zeros(len(tools), int)
-    )
-    np.testing.assert_allclose(plan.chunks(), expert_chunks(tools, tracks.grasp, np.ones(len(tools)), ROWS), atol=1e-7)
-
-
 def test_a_moving_handle_is_followed_within_the_limits_until_and_after_the_gripper_closes(tools):
     tracks = tracks_of(layouts(0.1))
     goals = tracks.grasps(times_of(len(tools)))
@@ -66,14 +57,6 @@ def test_a_moving_handle_is_followed_within_the_limits_until_and_after_the_gripp
     first = closed.argmax(axis=1)
     off = np.linalg.norm(plan.positions - goals, axis=2)[np.arange(len(tools)), first]
     assert off.max() <= CLOSE_WITHIN
-
-
-def test_a_gripper_that_closed_on_nothing_opens_first(tools):
-    tracks = tracks_of(layouts(0.05))
-    goals, there = tracks.grasps(times_of(len(tools))), tracks.grasp
-    plan = pursue(there, np.zeros(len(there)), goals, tracks.grasp[:, 3:], np.zeros(len(there), int))
-    assert (plan.gripper[:, :REOPEN_ROWS] == 1.0).all()
-    assert (plan.gripper[:, REOPEN_ROWS:] == 0.0).all()
 
 
 def test_the_rows_after_kept_ones_make_up_for_their_error(tools):

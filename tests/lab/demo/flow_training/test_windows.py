@@ -5,8 +5,9 @@ import pytest
 
 from edgeflow.engine.control.history import picked
 from edgeflow.lab.demo.flow_training.batches import BatchNormaliser
-from edgeflow.lab.demo.flow_training.chunks import STEP_S, Spread
+from edgeflow.lab.demo.flow_training.chunks import Spread
 from edgeflow.lab.demo.flow_training.layers import FlowSize
+from edgeflow.lab.demo.flow_training.pursuit import STEP_S
 from edgeflow.lab.demo.flow_training.quaternions import multiply, quaternions, rotate
 from edgeflow.lab.demo.flow_training.tokenizer import prompt_ids, train_tokenizer
 from edgeflow.lab.demo.flow_training.windows import (

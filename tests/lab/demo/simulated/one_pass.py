@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from edgeflow.contract import PROMPT, CameraNeed, PolicyInputs, Stage, StageProgram
+from edgeflow.lab.demo.flow_training.chunks import expert_chunks
+from edgeflow.lab.demo.world.layout import TOOL_DOWN
+from edgeflow_client.pose import from_rotvec, multiply
 from edgeflow_client.types import ActionSchema, StateSpec
+from tests.lab.demo.flow_training.reference import flat
 
 ROWS, STEP_MS = 16, 50.0
 
@@ -54,3 +59,18 @@ class OnePassStub:
             horizon=ROWS,
             step_ms=STEP_MS,
         )
+
+
+class ExpertPolicy(OnePassStub):
+    """A policy that reads the state it is sent and knows where the handle is."""
+
+    def __init__(self, sim):
+        self._sim = sim
+
+    def prepare(self, observation):
+        state = np.array(observation.state["observation.state"])
+        return np.concatenate([state[:3], multiply(TOOL_DOWN, from_rotvec(state[3:6]))]), state[6]
+
+    def chunks(self, frames):
+        grasp = flat(self._sim.grasps()[self._sim.task.target])
+        return torch.from_numpy(np.stack([expert_chunks(tool, grasp, aperture, ROWS) for tool, aperture in frames]))

@@ -6,41 +6,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from edgeflow.contract import Pace
 from edgeflow.engine.control.engine import OnePassEngine
 from edgeflow.engine.control.profile import DeviceProfile
-from edgeflow.lab.demo.flow_training.chunks import expert_chunks
 from edgeflow.lab.demo.simulated.robot import Delay
 from edgeflow.lab.demo.simulated.service import VirtualService
-from edgeflow.lab.demo.world.layout import TOOL_DOWN
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.scheduler import SchedulerLimits
-from edgeflow_client.pose import from_rotvec, multiply
 from edgeflow_client.types import Execution
-from tests.lab.demo.flow_training.reference import flat
-from tests.lab.demo.simulated.one_pass import ROWS, OnePassStub
+from tests.lab.demo.simulated.one_pass import ExpertPolicy
 
 MS = 1_000_000
 
 pytestmark = pytest.mark.usefixtures("blind")
-
-
-class ExpertPolicy(OnePassStub):
-    """A policy that reads the state it is sent and knows where the handle is."""
-
-    def __init__(self, sim: RobotSim) -> None:
-        self._sim = sim
-
-    def prepare(self, observation):
-        state = np.array(observation.state["observation.state"])
-        return np.concatenate([state[:3], multiply(TOOL_DOWN, from_rotvec(state[3:6]))]), state[6]
-
-    def chunks(self, frames):
-        grasp = flat(self._sim.grasps()[self._sim.task.target])
-        return torch.from_numpy(np.stack([expert_chunks(tool, grasp, aperture, ROWS) for tool, aperture in frames]))
 
 
 @pytest.fixture(scope="module")
