@@ -99,14 +99,14 @@ class EarlyFrames:
         return self._gaps.next_ns(session, now_ns)
 
     def end_ns(self, work: EarlyWork, now_ns: int) -> int:
-        """When this work would end, after the passes in flight and with its longest pass a slow one."""
+        """When this work would end, after its launch and the passes in flight, and with its longest pass a slow one."""
         times = self._cost.times
         need_ns = longest_ns = times.pass_ns(work.prefills, work.decodes, work.whole)
         if not work.whole and work.passes > 1:
             next_ns = times.pass_ns(0, work.prefills + work.decodes)
             need_ns, longest_ns = need_ns + (work.passes - 1) * next_ns, max(longest_ns, next_ns)
         slow_ns = longest_ns * (self._slowness.percent - 100) // 100
-        return now_ns + self._gaps.busy_ns(now_ns) + need_ns + slow_ns
+        return now_ns + max(self._gaps.busy_ns(now_ns), times.launch_ns) + need_ns + slow_ns
 
     def wake_at_ns(self, now_ns: int) -> int:
         """When an expected frame will count as absent, which may make room; UNBOUNDED where none is late."""
