@@ -56,6 +56,7 @@ SHOWN = {
         ("wide-frames-cpu", "frames of three cameras", "wide_frames --images DIR"),
         ("overload-cpu", "ten times more frames than can be served", "overload"),
         ("links-cpu", "robots over emulated links", "links"),
+        ("early-frames-cpu", "robots that send before their turn", "early_frames --rounds 8 --seconds 15"),
         ("act-latency-cpu", "one action over HTTP", "act_latency URL --count 300"),
     ),
     "front-ends": (
