@@ -17,6 +17,7 @@ __all__ = ["drawn"]  # a fixture here too
 COMMITTED = {
     "closed-loop-cpu-2026-11-22": ["camera 20 Hz, 95 % intervals", "pass times of an AGX Orin, emulated"],
     "closed-loop-figures-cpu-2026-11-22": ["objects at 5 cm/s", "100 % of the actions have unverified tokens"],
+    "executions-cpu-2026-11-26": ["objects at 2.5 cm/s", "orin-smolvla\n388 ms", "fresh"],
     "long-context-cpu-2026-11-24": ["prompts of 1000-2030 tokens", "look-ups; 400 questions", "exact answers, %"],
     "long-context-far-cpu-2026-11-24": ["prompts of 2500-4000 tokens"],
     "long-context-speed-cpu-2026-11-23": ["qwen2.5-0.5b in bfloat16", "slot, MiB"],
