@@ -9,13 +9,15 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgeflow.service.frontends.grpc import codec
 from edgeflow.service.frontends.grpc.checks import reject_unknown_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, lift_images, parse_act_request, parse_client_message
+from edgeflow.service.sessions import runner
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import wire
 from tests.fuzz.targets import seeds
-from tests.service.harness import JPEG, frame_message, open_message
+from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, open_message, serving
 
 CORPUS = Path(__file__).parents[3] / "fuzz" / "corpus" / "parser"
 PARSERS = {pb.ClientMessage: parse_client_message, pb.ActRequest: parse_act_request}
@@ -179,3 +181,18 @@ def test_nothing_is_copied():
     assert lifted is not None and len(lifted.rest) < 80
     assert all(image.obj is WHOLE for image in lifted.images)
     assert [bytes(image) for image in lifted.images] == [JPEG, TRAIN, b""]
+
+
+async def test_a_served_raw_frame_is_passed_on_where_grpc_left_it(checkpoint, monkeypatch):
+    """Neither protobuf nor the session holds or copies pixels: they go to the worker as a view of gRPC's message."""
+    lifted, passed_on = [], []
+    lift, pixels = codec.lift_images, runner.raw_pixels
+    monkeypatch.setattr(codec, "lift_images", lambda data: lifted.append((data, lift(data))) or lifted[-1][1])
+    monkeypatch.setattr(runner, "raw_pixels", lambda *given: passed_on.append(pixels(*given)) or passed_on[-1])
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.open(cameras=[pb.Camera(name="a", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_RGB8)])
+        await robot.frame(1, bytes(range(256)) * (WIDTH * HEIGHT * 3 // 256))
+        await robot.action(1)
+    (message, parts), (view,) = lifted[-1], passed_on[-1]
+    assert len(parts.rest) < 40 < len(message) and view.obj is message
