@@ -47,7 +47,7 @@ EPISODES = 20
 
 
 def slow_cells(episodes: int = EPISODES) -> list[ClosedLoopCell]:
-    """Every pace, some with rests and some with targets that follow, at each device and speed."""
+    """Every pace, some with rests and some with targets that follow, at each device and speed; and what auto does."""
     return [
         ClosedLoopCell(condition(pace, speed, profile, **robot), episodes)
         for profile, speed in itertools.product(PROFILES, SPEEDS)
@@ -56,22 +56,23 @@ def slow_cells(episodes: int = EPISODES) -> list[ClosedLoopCell]:
 
 
 def _ways() -> Iterator[tuple[Pace, dict[str, Any]]]:
-    yield from ((pace, {}) for pace in PACES)
+    yield EXACT, {"execution": Execution.AUTO}
+    yield from ((pace, {"execution": Execution.FRESH}) for pace in PACES)
     yield from ((pace, {"execution": Execution.REST}) for pace in RESTED)
-    yield from ((pace, {"follow_s": FOLLOW_S}) for pace in FOLLOWED)
+    yield from ((pace, {"execution": Execution.FRESH, "follow_s": FOLLOW_S}) for pace in FOLLOWED)
 
 
 def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each device and speed the way with most successes, of equal ones the fastest: with verified tokens, and any.
 
-    `auto` is what mode and execution auto choose, exact drafts without rests.
+    `auto` is what mode and execution auto choose: exact drafts, with rests where passes are long.
     """
     found: list[dict[str, Any]] = []
     for profile, speed in itertools.product(PROFILES, SPEEDS):
         here = [each for each in rows if (each["profile"], each["speed_cm_s"]) == (profile, speed * 100)]
         plain = [each for each in here if not each["follow_s"]]
         auto = [each for each in plain if (each["mode"], each["execution"]) == ("speculative", "auto")]
-        verified = [each for each in plain if each["unsettled"] == 0.0]
+        verified = [each for each in plain if each["unsettled"] == 0.0 and each["execution"] != "auto"]
         if auto and verified:
             chosen = {"auto": auto[0], "verified": max(verified, key=_merit), "any": max(here, key=_merit)}
             found.append({"profile": profile, "speed_cm_s": speed * 100, **{k: _short(v) for k, v in chosen.items()}})

@@ -8,8 +8,9 @@ still, and only then the frame is taken whose answer comes next. Integers, no cl
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from edgeflow.contract import Pace
 from edgeflow_client.types import ActionSchema, Execution
 
 FULL_RATE = 100
@@ -20,6 +21,11 @@ CONTINUING = frozenset((Execution.AUTO, Execution.CONTINUE, Execution.SLOW))
 LONGEST_STEP_NS = 200_000_000
 """How long one step of a relative action is good for, with look-ahead (docs/benchmarks/closed-loop.md); longer where
 the schema states a longer step.
+"""
+LONGEST_PASS_NS = 150_000_000
+"""The longest pass in which drafts are verified for a moving robot, where an action is good for any latency. While a
+robot rests, the passes that verify hold no newer frame, so they are short and the answer comes sooner; where passes
+are long, that is worth the rests (docs/benchmarks/closed-loop.md).
 """
 RESTED_NS = 400_000_000
 """The shortest motion between two rests, if the chunk has as much."""
@@ -47,6 +53,8 @@ class ExecutionFacts:
     """The policy continues chunks, so that CONTINUE is possible."""
     slows: bool
     """Rows may be executed more slowly."""
+    rests: bool = False
+    """Answers come sooner to a robot that stands still."""
 
     @classmethod
     def of(cls, schema: ActionSchema, bridged_rows: int, *, continues: bool, timed: bool) -> ExecutionFacts:
@@ -66,6 +74,12 @@ class ExecutionFacts:
         stepwise = any(schema.relative) and not schema.whole_way and schema.control_rate_hz > 0
         bridged_ns = max(schema.motion_ns, LONGEST_STEP_NS) if stepwise else None
         return cls(horizon=1, step_ns=schema.motion_ns, bridged_ns=bridged_ns, continues=False, slows=False)
+
+    def at(self, pace: Pace, pass_ns: int) -> ExecutionFacts:
+        """The facts of a session at a pace. pass_ns: of a packed pass."""
+        drafts = pace.speculation
+        verifies = drafts is not None and drafts.max_passes == 0
+        return replace(self, rests=verifies and self.bridged_ns is None and pass_ns > LONGEST_PASS_NS)
 
     def refusal(self, asked: Execution | None) -> str:
         """Why a robot cannot ask for an execution; empty if it can."""
@@ -143,6 +157,9 @@ class ExecutionChoice:
             return ChosenExecution(execution=self._asked, rate_percent=rate, reason="as asked for")
         delay_ms = delay_ns // 1_000_000
         bridged_ns = facts.bridged_ns
+        if facts.rests:
+            text = "passes are long, and drafts are verified sooner while the robot stands still"
+            return ChosenExecution(execution=Execution.REST, reason=text)
         if bridged_ns is None:
             return ChosenExecution(execution=facts.onward, reason="an action is good for any latency")
         text = f"answers take {delay_ms} ms, and the policy bridges {bridged_ns // 1_000_000} ms"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgeflow.contract import Pace, Speculation
 from edgeflow.scheduler.execution import (
     LOST_NS,
     SETTLED_ANSWERS,
@@ -99,6 +100,22 @@ def test_a_single_action_is_good_for_its_step_with_look_ahead(schema: ActionSche
     assert facts.bridged_ns == (None if bridged_ms is None else bridged_ms * MS)
     assert chosen(facts, 200, 10_000) == ("fresh", 100)
     assert chosen(facts, 600) == (("fresh", 100) if bridged_ms is None else ("rest", 100))
+
+
+@pytest.mark.parametrize(
+    ("pace", "pass_ms", "expected"),
+    [
+        (Pace(0, Speculation()), 151, "rest"),
+        (Pace(0, Speculation(tolerance_bins=1)), 151, "rest"),
+        (Pace(0, Speculation()), 150, "fresh"),
+        (Pace(0, Speculation(max_passes=1)), 151, "fresh"),
+        (Pace(1), 151, "fresh"),
+    ],
+)
+def test_a_robot_rests_where_drafts_are_verified_in_long_passes(pace: Pace, pass_ms: int, expected: str):
+    whole = ExecutionFacts.of(replace(STEPS, whole_way=True), 0, continues=False, timed=False)
+    assert chosen(whole.at(pace, pass_ms * MS), 2000) == (expected, 100)
+    assert chosen(SINGLE.at(pace, pass_ms * MS), 150) == ("fresh", 100), "a step says itself how long it is good for"
 
 
 class Served:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median_low
 
-from edgeflow.contract import within_limits
+from edgeflow.contract import Pace, within_limits
 from edgeflow.ipc.messages import FrameResult, SubmitFrame, WorkerReady
 from edgeflow.scheduler.answer_ages import AnswerAges
 from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution, ChosenExecution, ExecutionFacts, SessionExecution
@@ -29,6 +29,7 @@ MEASURED_NS = 2_000_000_000  # measured times count up to this, or up to a multi
 MEASURED_TIMES = 4
 LATE_IN_A_ROW = 3
 LONGEST_FORECAST_MS = 10_000  # of a validity that follows the answers: a robot's reports must not extend it for ever
+_SERIAL = Pace()
 IN_FLIGHT = 3  # times K: more than twice the frames in flight or waiting
 
 
@@ -162,12 +163,13 @@ class PolicyFacts:
     """It takes earlier observations, also those that are not answered."""
 
     @classmethod
-    def of(cls, schema: ActionSchema, ready: WorkerReady | None = None) -> PolicyFacts:
-        """The policy of a worker."""
+    def of(cls, schema: ActionSchema, ready: WorkerReady | None = None, pace: Pace = _SERIAL) -> PolicyFacts:
+        """The policy of a worker, for a session at a pace."""
         if ready is None:
             return cls(facts=ExecutionFacts.of(schema, 0, continues=False, timed=False))
         timed = ready.inputs.most_delay_ms > 0.0
         facts = ExecutionFacts.of(schema, ready.bridged_rows, continues=ready.continues, timed=timed)
+        facts = facts.at(pace, ready.pass_times.packed_ns)
         return cls(facts=facts, keeps_history=ready.inputs.history > 1)
 
 

@@ -133,7 +133,7 @@ class ControlPlane:
             answer: SessionOpened = await opened
             if self.worker is not worker:  # replaced meanwhile: the ring was in the lost one
                 raise no_worker()
-            policy = PolicyFacts.of(answer.schema, worker)
+            policy = PolicyFacts.of(answer.schema, worker, plan.pace)
             check_answers(request, answer.schema, policy.facts)
         except BaseException:
             self._port.send(CloseSession(number))

@@ -105,7 +105,7 @@ class VirtualService:
         return RobotPlan(
             schema=schema,
             state=inputs.state,
-            facts=facts_of(policy),
+            facts=facts_of(policy).at(pace, self._times.packed_ns),
             execution=self._execution,
             forecast=forecast.AnswerForecast.of(seen, pace),
             period_ns=period_ns,

@@ -19,6 +19,7 @@ from tests.policies.act.twin import STATE, TwinSize
 from tests.service.frontends.grpc.test_observations import observation, opening, wide_script
 from tests.service.frontends.test_act import body
 from tests.service.harness import eventually, frame_message, open_message, serving
+from tests.service.scripted import Script
 from tests.service.worker.test_real_worker import OWN
 
 REPORT = ChunkReport(
@@ -111,6 +112,21 @@ async def test_chunks_are_continued_for_those_who_ask_for_it(checkpoint, asked, 
         assert opened.execution == (pb.EXECUTION_CONTINUE if continues else expected)
         (request,) = [each for each in script.worker.seen if isinstance(each, OpenSession)]
         assert request.continues is continues
+
+
+@pytest.mark.parametrize(
+    ("mode", "packed_ms", "expected"),
+    [
+        (pb.MODE_SPECULATIVE, 200, pb.EXECUTION_REST),
+        (pb.MODE_SPECULATIVE, 20, pb.EXECUTION_FRESH),
+        (pb.MODE_SERIAL, 200, pb.EXECUTION_FRESH),
+    ],
+)
+async def test_a_robot_rests_where_drafts_are_verified_in_long_passes(checkpoint, mode, packed_ms, expected):
+    script = Script(pass_ns=tuple(share * packed_ms * 10_000 for share in (90, 180, 100, 5, 6)))
+    async with serving(checkpoint, script) as served:
+        asked = {"mode": mode, "chunks": True, "execution": pb.EXECUTION_AUTO, "control_period_ms": 1000}
+        assert (await served.robot().open(**asked)).execution == expected
 
 
 async def test_a_robot_that_knows_nothing_of_executions_is_answered_for_every_frame_as_before(checkpoint):
