@@ -36,6 +36,7 @@ SHOWN = {
         ("closed-loop-cpu", "success, rate and age of every mode", "closed_loop"),
         ("closed-loop-figures-cpu", "its distributions", "closed_loop"),
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
+        ("slow-tokens-cpu", "token policies on slow devices", "closed_loop.slow_tokens"),
         ("executions-cpu", "a flow policy: executions on several devices", "closed_loop.executions"),
         ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
