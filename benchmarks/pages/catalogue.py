@@ -38,6 +38,7 @@ SHOWN = {
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
         ("slow-tokens-cpu", "token policies on slow devices", "closed_loop.slow_tokens"),
         ("executions-cpu", "a flow policy: executions on several devices", "closed_loop.executions"),
+        ("field-cpu", "the clients of LeRobot, openpi and ACT beside edgeflow", "closed_loop.field"),
         ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
             "metaworld-cpu",
