@@ -30,6 +30,7 @@ from edgeflow.lab.commands.options import EMBEDDED_POLICIES
 from edgeflow.lab.demo.evaluation import load_policy, result_of, run_episodes
 from edgeflow.lab.demo.lockstep import FRESH_SEEDS
 from edgeflow.lab.demo.simulated.service import VirtualService
+from edgeflow.lab.demo.world.task import EpisodeOutcome
 from edgeflow.scheduler.pace import auto_pace
 from edgeflow.worker.build import BuiltEngine
 from edgeflow_client.errors import ConfigError
@@ -132,8 +133,17 @@ def run_cell(built: BuiltEngine, cell: ExecutionCell, episodes: int) -> Row:
         "cell": cell.name,
         "chunk_ms": _chunk_ms(times, program.passes),
         **result.as_json(),
-        "outcomes": [run.outcome.value for run in runs],
+        "failed_episodes": _failed_episodes([run.outcome for run in runs]),
         "commit": machine_facts()["commit"],
+    }
+
+
+def _failed_episodes(outcomes: Sequence[EpisodeOutcome]) -> dict[str, list[int]]:
+    """The numbers of the episodes without success, by outcome: the same number is the same episode in every cell."""
+    return {
+        outcome.value: [number for number, found in enumerate(outcomes) if found is outcome]
+        for outcome in EpisodeOutcome
+        if outcome is not EpisodeOutcome.SUCCESS and outcome in outcomes
     }
 
 
