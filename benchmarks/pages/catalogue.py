@@ -38,6 +38,11 @@ SHOWN = {
         ("speculative-pass-cpu", "the time of a speculative pass", "passes.speculative"),
         ("slow-tokens-cpu", "token policies on slow devices", "closed_loop.slow_tokens"),
         ("executions-cpu", "a flow policy: executions on several devices", "closed_loop.executions"),
+        (
+            "executions-seed-1-cpu",
+            "the flow policy of another training seed",
+            "closed_loop.executions --policy FOLDER --episodes 50 --cells auto$",
+        ),
         ("field-cpu", "the clients of LeRobot, openpi and ACT beside edgeflow", "closed_loop.field"),
         ("image-quality-cpu", "JPEG and resized images", "closed_loop.image_quality"),
         (
