@@ -100,7 +100,6 @@ def main() -> None:
     rows = [row(cell, arguments.runs) for cell in every if stored(cell, arguments.runs)]
     for each in rows:
         del each["seams"]  # of chunks
-    for each in rows:
         way = f"{each['mode']}, {each['execution']}" + (f", follows {each['follow_s']:g} s" * bool(each["follow_s"]))
         took = each["seconds_per_success"]
         print(
