@@ -31,6 +31,7 @@ FLOW = (
     "scripts/gpu-suite --minutes 5 --bundles tests/recorded --sections facts ceilings kernels tokens policy flow "
     "drafts service verify"
 )
+SERVED = "scripts/gpu-suite --minutes 5 --bundles tests/recorded --sections facts ceilings service verify"
 SHOWN = {
     "closed-loop": (
         ("closed-loop-cpu", "success, rate and age of every mode", "closed_loop"),
@@ -138,6 +139,7 @@ SHOWN = {
         ("gpu-suite-h200-sections", "fewer sections with more time", SECTIONS),
         ("gpu-suite-h200-flow", "replayed flow policies, and drafts", FLOW),
         ("gpu-suite-h100", "all sections on one H100", "scripts/gpu-suite --minutes 8 --bundles tests/recorded"),
+        ("gpu-suite-h100-sections", "recorded outputs, and loads of the service", SERVED),
     ),
 }
 """by page; commands that are not of edgeflow or scripts are modules of benchmarks"""
