@@ -2,9 +2,60 @@
 # edgeflow on a PC or server with an NVIDIA GPU (driver 580 or newer):
 #   docker build -t edgeflow .
 #   docker run --rm --gpus all --network host --read-only --tmpfs /tmp -v edgeflow-cache:/var/cache/edgeflow edgeflow
+# and on a computer without one, with Debian 12 or 13, or with --build-arg CPU_BASE=ubuntu:24.04:
+#   docker build --target cpu -t edgeflow:cpu .
+#   docker run --rm --network host --read-only --tmpfs /tmp -v edgeflow-cache:/var/cache/edgeflow edgeflow:cpu
+ARG CPU_BASE=debian:bookworm-slim
 ARG CUDA=13.0.2
 ARG DEVEL=sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
 ARG BASE=sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
+
+FROM ${CPU_BASE} AS cpu-build
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates g++ python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python3 -m venv /opt/edgeflow
+ENV PATH=/opt/edgeflow/bin:$PATH
+WORKDIR /src
+COPY constraints/cpu-image.txt constraints/cpu.txt constraints/
+# PyTorch's index has its wheels without CUDA. Headers, tests and protoc are of no use to a service.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-deps --require-hashes -r constraints/cpu-image.txt \
+    && grep ^torch== constraints/cpu.txt > /tmp/torch.txt \
+    && pip install --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r /tmp/torch.txt \
+    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" \
+    && rm -rf include test bin/protoc* share
+COPY constraints/docs-cpu-image.txt constraints/
+RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cpu-image.txt
+COPY . .
+RUN PYTHON=/opt/docs/bin/python scripts/docs
+RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
+    && cd / && python -m edgeflow.kernels.native.build
+
+FROM ${CPU_BASE} AS cpu
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 \
+    && rm -rf /var/lib/apt/lists/* \
+    && groupadd --system --gid 10001 edgeflow \
+    && useradd --system --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
+    && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \
+    && install -d /etc/edgeflow && echo '{}' > /etc/edgeflow/config.json
+COPY --from=cpu-build /opt/edgeflow /opt/edgeflow
+ENV PATH=/opt/edgeflow/bin:$PATH \
+    HOME=/var/cache/edgeflow \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /var/cache/edgeflow
+VOLUME /var/cache/edgeflow
+EXPOSE 50051 8000 8002
+HEALTHCHECK --start-period=900s --start-interval=5s --interval=30s --timeout=10s --retries=3 \
+    CMD ["edgeflow", "health", "--config", "/etc/edgeflow/config.json"]
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["edgeflow"]
+CMD ["serve", "--config", "/etc/edgeflow/config.json"]
 
 FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04@${DEVEL} AS build
 # Ubuntu keeps only its newest builds: a pinned one could not be had for long.
