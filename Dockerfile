@@ -6,41 +6,44 @@
 #   docker build --target cpu -t edgeflow:cpu .
 #   docker run --rm --network host --read-only --tmpfs /tmp -v edgeflow-cache:/var/cache/edgeflow edgeflow:cpu
 ARG CPU_BASE=debian:bookworm-slim
-ARG CUDA=13.0.2
-ARG DEVEL=sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
-ARG BASE=sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
+ARG CUDA_DEVEL=nvidia/cuda:13.0.2-devel-ubuntu24.04@sha256:5dc1bca23d05bd37b011be68ec470c03b403a5da07ec3a86e41af9470e9d0cc6
+ARG CUDA_BASE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
 
 FROM ${CPU_BASE} AS cpu-build
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends ca-certificates g++ python3-dev python3-venv \
-    && rm -rf /var/lib/apt/lists/*
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/edgeflow
 ENV PATH=/opt/edgeflow/bin:$PATH
 WORKDIR /src
 COPY constraints/cpu-image.txt constraints/cpu.txt constraints/
-# PyTorch's index has its wheels without CUDA. Headers, tests and protoc are of no use to a service.
+# PyTorch's own index has the wheels without CUDA. Headers, tests and protoc are of no use to a service.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-deps --require-hashes -r constraints/cpu-image.txt \
     && grep ^torch== constraints/cpu.txt > /tmp/torch.txt \
     && pip install --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r /tmp/torch.txt \
+    && python -c "import torch; assert torch.version.cuda is None, 'torch with CUDA: set TORCH_INDEX to an index without'" \
     && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" \
     && rm -rf include test bin/protoc* share
 COPY constraints/docs-cpu-image.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cpu-image.txt
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
+# Of the laboratory stays what `edgeflow verify`, `tune` and `doctor` import.
 RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
-    && cd / && python -m edgeflow.kernels.native.build
+    && cd / && python -m edgeflow.kernels.native.build \
+    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/edgeflow/lab" \
+    && rm -rf demo gpu kv260 quantize sim
 
 FROM ${CPU_BASE} AS cpu
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
-    && rm -rf /var/lib/apt/lists/* \
-    && groupadd --system --gid 10001 edgeflow \
-    && useradd --system --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 edgeflow \
+    && useradd --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
     && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \
     && install -d /etc/edgeflow && echo '{}' > /etc/edgeflow/config.json
 COPY --from=cpu-build /opt/edgeflow /opt/edgeflow
@@ -51,18 +54,18 @@ USER 10001:10001
 WORKDIR /var/cache/edgeflow
 VOLUME /var/cache/edgeflow
 EXPOSE 50051 8000 8002
-HEALTHCHECK --start-period=900s --start-interval=5s --interval=30s --timeout=10s --retries=3 \
+HEALTHCHECK --start-period=900s --interval=30s --timeout=10s --retries=3 \
     CMD ["edgeflow", "health", "--config", "/etc/edgeflow/config.json"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["edgeflow"]
 CMD ["serve", "--config", "/etc/edgeflow/config.json"]
 
-FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04@${DEVEL} AS build
+FROM ${CUDA_DEVEL} AS build
 # Ubuntu keeps only its newest builds: a pinned one could not be had for long.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ python3-dev python3-venv \
-    && rm -rf /var/lib/apt/lists/*
+    && apt-get clean && rm -rf /var/lib/apt/lists/*
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/edgeflow
 ENV PATH=/opt/edgeflow/bin:$PATH
@@ -71,9 +74,12 @@ COPY constraints/cuda.txt constraints/
 RUN pip install --no-deps --require-hashes -r constraints/cuda.txt
 # FlashInfer's kernels for the GPUs named here; others compile theirs at first use, where there is an nvcc.
 ARG ARCHITECTURES="8.0 8.6 8.9 9.0 12.0"
+ARG FLASHINFER=1
 COPY deploy/build_flashinfer.py deploy/
-RUN FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
-    python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer
+RUN if [ "$FLASHINFER" = 1 ]; then \
+        FLASHINFER_CUDA_ARCH_LIST=$ARCHITECTURES FLASHINFER_WORKSPACE_BASE=/tmp/flashinfer \
+            python deploy/build_flashinfer.py && rm -rf /tmp/flashinfer; \
+    else pip uninstall --yes flashinfer-python; fi
 # What writes the documentation, for /docs of a service, stays in this stage.
 COPY constraints/docs-cuda.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cuda.txt
@@ -82,14 +88,14 @@ RUN PYTHON=/opt/docs/bin/python scripts/docs
 RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
     && cd / && python -m edgeflow.kernels.native.build  # of the installed package, not of /src
 
-FROM nvidia/cuda:${CUDA}-base-ubuntu24.04@${BASE}
+FROM ${CUDA_BASE}
 # gcc and Python's headers: Triton compiles a small launcher for each kernel.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev \
-    && rm -rf /var/lib/apt/lists/* \
-    && groupadd --system --gid 10001 edgeflow \
-    && useradd --system --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* \
+    && groupadd --gid 10001 edgeflow \
+    && useradd --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
     && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \
     && install -d /etc/edgeflow && echo '{}' > /etc/edgeflow/config.json
 COPY --from=build /opt/edgeflow /opt/edgeflow
@@ -106,7 +112,7 @@ WORKDIR /var/cache/edgeflow
 VOLUME /var/cache/edgeflow
 EXPOSE 50051 8000 8002
 # Loading and warming up a 7B model takes minutes; the service itself gives up after timing.worker_start_s, 900.
-HEALTHCHECK --start-period=900s --start-interval=5s --interval=30s --timeout=10s --retries=3 \
+HEALTHCHECK --start-period=900s --interval=30s --timeout=10s --retries=3 \
     CMD ["edgeflow", "health", "--config", "/etc/edgeflow/config.json"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["edgeflow"]
