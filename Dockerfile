@@ -19,14 +19,14 @@ RUN python3 -m venv /opt/edgeflow
 ENV PATH=/opt/edgeflow/bin:$PATH
 WORKDIR /src
 COPY constraints/cpu-image.txt constraints/cpu.txt constraints/
-# PyTorch's own index has the wheels without CUDA. Headers, tests and protoc are of no use to a service.
+# PyTorch's own index has the wheels without CUDA. Headers, tests and compilers are of no use to a service.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-deps --require-hashes -r constraints/cpu-image.txt \
     && grep ^torch== constraints/cpu.txt > /tmp/torch.txt \
     && pip install --no-deps ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -r /tmp/torch.txt \
     && python -c "import torch; assert torch.version.cuda is None, 'torch with CUDA: set TORCH_INDEX to an index without'" \
     && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" \
-    && rm -rf include test bin/protoc* share
+    && rm -rf include share test && find bin -type f ! -name torch_shm_manager -delete
 COPY constraints/docs-cpu-image.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cpu-image.txt
 COPY . .
@@ -85,8 +85,11 @@ COPY constraints/docs-cuda.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cuda.txt
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
+# Of the laboratory stays what converts, proves and tunes models.
 RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
-    && cd / && python -m edgeflow.kernels.native.build  # of the installed package, not of /src
+    && cd / && python -m edgeflow.kernels.native.build \
+    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/edgeflow/lab" \
+    && rm -rf demo gpu kv260 sim
 
 FROM ${CUDA_BASE}
 # gcc and Python's headers: Triton compiles a small launcher for each kernel.

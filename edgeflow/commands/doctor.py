@@ -128,6 +128,8 @@ def _megahertz(hertz: int | None) -> str:
 def _packages() -> list[CheckLine]:
     findings = []
     for extra, names in EXTRAS.items():
+        if extra == "demo" and not _has_demonstration():
+            continue
         versions = {name: _version(name) for name in names}
         missing = [name for name, version in versions.items() if version is None]
         found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
@@ -298,11 +300,16 @@ def _products() -> list[CheckLine]:
 
 
 def _rendering() -> list[CheckLine]:
-    """A frame of the simulated robot, in a separate process, which a bad driver may crash; none without the lab."""
-    if importlib.util.find_spec("edgeflow.lab") is None:
+    """A frame of the simulated robot, in a separate process, which a bad driver may crash."""
+    if not _has_demonstration():
         return []
     code = "from edgeflow.lab.demo.world.sim import RobotSim; RobotSim(0).capture()"
     return [_run_apart("headless rendering", code, RENDER_TIMEOUT_S, "a frame was drawn", RENDER_ADVICE)]
+
+
+def _has_demonstration() -> bool:
+    """Whether the simulated robot is installed; images leave it out."""
+    return all(importlib.util.find_spec(f"edgeflow.{name}") is not None for name in ("lab", "lab.demo"))
 
 
 def _run_apart(subject: str, code: str, limit_s: int, done: str, advice: str) -> CheckLine:

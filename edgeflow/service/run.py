@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgeflow.service.host.process import (
     stop_signal,
     write_ready_file,
 )
+from edgeflow.service.host.spawn import reaping_orphans
 from edgeflow.service.observe.log import EventLog, Sink
 from edgeflow.service.sessions.observers import SessionObserver
 from edgeflow.service.worker.process import Launch
@@ -50,11 +52,14 @@ def run_service(
     events = EventLog(MonotonicClock(), log or sys.stderr)
     loop = new_loop()
     asyncio.set_event_loop(loop)
+    orphans = loop.create_task(reaping_orphans()) if os.getpid() == 1 else None
     try:
         return loop.run_until_complete(
             _serve(lambda: Service(config, announce, events, launch, observers=observers), ready_file)
         )
     finally:
+        if orphans is not None:
+            orphans.cancel()
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.run_until_complete(loop.shutdown_default_executor())
         asyncio.set_event_loop(None)

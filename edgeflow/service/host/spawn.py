@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,7 +16,12 @@ from typing import Protocol
 STDIN, STDOUT, STDERR = 0, 1, 2
 MOST_DESCRIPTORS = 1 << 16
 LEAST_POLL_S, MOST_POLL_S = 0.002, 0.05
+ORPHANS_S = 1.0
 UNKNOWN_END = "an unknown end"
+
+_starting = threading.Lock()
+_started: set[int] = set()
+"""Children of `spawn` that are not reaped yet."""
 
 
 class SpawnedProcess:
@@ -48,10 +55,11 @@ class SpawnedProcess:
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:
-            return UNKNOWN_END
+            pid, status = self.pid, None
         if pid == 0:
             return None
-        return how_it_ended(status)
+        _started.discard(self.pid)
+        return UNKNOWN_END if status is None else how_it_ended(status)
 
 
 class ChildProcess(Protocol):
@@ -99,15 +107,28 @@ def spawn(
         (os.POSIX_SPAWN_DUP2, STDERR, STDOUT),
         *((os.POSIX_SPAWN_DUP2, each, each) for each in descriptors),  # onto itself: this clears close-on-exec
     ]
-    pid = os.posix_spawn(
-        sys.executable,
-        [sys.executable, "-c", _code(entry, descriptors), *arguments],
-        dict(os.environ if environment is None else environment),
-        file_actions=actions,
-        setsid=True,  # control handles signals to its process group, such as Ctrl-C
-        setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # this interpreter ignores them, which a child would inherit
-    )
+    with _starting:
+        pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-c", _code(entry, descriptors), *arguments],
+            dict(os.environ if environment is None else environment),
+            file_actions=actions,
+            setsid=True,  # control handles signals to its process group, such as Ctrl-C
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],  # this interpreter ignores them, which a child would inherit
+        )
+        _started.add(pid)
     return SpawnedProcess(pid)
+
+
+async def reaping_orphans() -> None:
+    """Reap ended processes that `spawn` did not start, until cancelled: number 1 of a container inherits them."""
+    while True:
+        with _starting, contextlib.suppress(ChildProcessError):
+            while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if ended.si_pid in _started:
+                    break  # whoever started it reaps it, and wants to know how it ended
+                os.waitpid(ended.si_pid, os.WNOHANG)
+        await asyncio.sleep(ORPHANS_S)
 
 
 def _signal_name(number: int) -> str:

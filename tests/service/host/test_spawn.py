@@ -8,6 +8,8 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,30 @@ async def test_one_that_another_waited_for_has_ended_too():
     process = spawn(ENTRY, (), ("2", "exit"))
     await asyncio.to_thread(os.waitpid, process.pid, 0)
     assert await process.wait(60) == "an unknown end"
+
+
+ORPHANS = """
+import asyncio, os
+from edgeflow.service.host import spawn
+
+async def main():
+    spawn.ORPHANS_S = 0.01
+    own = spawn.spawn("tests.service.spawned", (), ("2", "exit"))
+    os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
+    orphan = os.posix_spawn("/bin/true", ["true"], {})
+    reaping = asyncio.create_task(spawn.reaping_orphans())
+    await asyncio.sleep(0)
+    assert own.ended == "exit code 3", own.ended
+    while os.path.exists(f"/proc/{orphan}"):
+        await asyncio.sleep(0.01)
+
+asyncio.run(asyncio.wait_for(main(), 30))
+"""
+
+
+def test_orphans_are_reaped_and_children_left_to_who_started_them():
+    """In a process apart, whose other children are not taken away."""
+    subprocess.run([sys.executable, "-c", ORPHANS], check=True, capture_output=True, timeout=60)
 
 
 def test_a_kit_that_cannot_be_made_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch):
