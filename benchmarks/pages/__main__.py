@@ -4,7 +4,8 @@
     python -m benchmarks.pages --check     print what differs; exit code 1 if anything does
 
 The pages are templates (benchmarks/pages/templates) over the result files that benchmarks/pages/catalogue.py lists; of
-each benchmark the last run is kept. In other texts a measured figure is followed by a comment, which a test evaluates:
+each benchmark the last run is kept. docs/operate/jetson.md has one computed table (benchmarks/boards.py). In other
+texts a measured figure is followed by a comment, which a test evaluates:
 
     1.7 times<!-- closed-loop-cpu-2026-11-22.json: EXPRESSION -->
     186 of 200<!-- FILE.json: EXPRESSION; EXPRESSION -->        one for each of the last numbers, in their order

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from benchmarks import boards
 from benchmarks.pages.expressions import only
 from benchmarks.pages.files import Result, results
 from benchmarks.pages.words import between, figure_table, label, mebibytes, number, percent, short, target
@@ -14,11 +15,12 @@ from benchmarks.roofline import tables
 
 TEMPLATES = Path(__file__).with_name("templates")
 PAGES = Path(__file__).parents[2] / "docs" / "benchmarks"
+BOARDS = "../operate/jetson.md"  # of which only a table is written
 MARK = "<!-- Written by `python -m benchmarks.pages` from benchmarks/results; change the template instead. -->\n\n"
 
 
 def rendered() -> dict[str, str]:
-    """The text of each page, by file name."""
+    """The text of each page, by its path from docs/benchmarks."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -49,7 +51,7 @@ def rendered() -> dict[str, str]:
     return {
         name.removesuffix(".jinja"): MARK + environment.get_template(name).render(page=name.partition(".")[0])
         for name in names
-    }
+    } | {BOARDS: boards.page()}
 
 
 def figure(name: str, what: str, place: int = 0) -> Any:
@@ -74,4 +76,4 @@ def _measured(result: Result) -> str:
 
 def written() -> dict[str, str]:
     """The pages as they are on disk."""
-    return {path.name: path.read_text() for path in sorted(PAGES.glob("*.md"))}
+    return {path.name: path.read_text() for path in sorted(PAGES.glob("*.md"))} | {BOARDS: boards.PAGE.read_text()}

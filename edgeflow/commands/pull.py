@@ -141,11 +141,8 @@ def policy(name: str, directory: Path, family: Family) -> PulledModel:
         config["cameras"] = {each: each.rsplit(".", 1)[-1] for each in named}
     if len(named) < 2:
         config["policy"].pop("absent_cameras", None)
-    weights = {}
-    for dtype in (torch.bfloat16, torch.float32):
-        footprint = published.footprint(dtype)
-        numbers = (footprint.decoder + footprint.other) * dtype.itemsize
-        weights[str(dtype).removeprefix("torch.")] = numbers + footprint.quantised
+    dtypes = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+    weights = {name: published.footprint(dtype).weight_bytes(dtype) for name, dtype in dtypes.items()}
     need = kv_need(ServiceConfig(), published.footprint(torch.bfloat16), torch.device("cpu"))
     return PulledModel(
         model=name,

@@ -26,8 +26,8 @@ MOST_SESSIONS = 8
 FIXED_BYTES = {"cpu": 256 << 20, "cuda": 7 << 28}
 """The fixed part of the reserve by device type. CUDA: about 180 recordings at 8 MiB, 32 MiB of cuBLAS workspace for
 each of two streams, split-KV workspaces and allocator fragments; predicted, not measured. OpenVLA has 179 recordings
-with 8 sessions. A flow policy with texts of more than 256 tokens may have more, up to `MOST_GRAPHS`, which would take
-0.6 GiB beyond these."""
+with 8 sessions. A flow policy with texts of more than 256 tokens may have more, up to `MOST_GRAPHS`.
+docs/operate/deploy.md states both numbers, and no other page does."""
 RECORDING_BYTES = 8 << 20
 """Memory of one CUDA graph; predicted, not measured."""
 
@@ -63,7 +63,9 @@ class KVNeed:
 def sessions_that_fit(need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:
     """The number of sessions whose KV fits beside the reserve and chat: 0 to `most`."""
     left, each = free_bytes - need.total_bytes(0), need.total_bytes(1) - need.total_bytes(0)
-    return max(0, min(most, left // each)) if each else most
+    if left < 0:
+        return 0
+    return min(most, left // each) if each else most
 
 
 def choose_sessions(wanted: int | None, need: KVNeed, free_bytes: int, most: int = MOST_SESSIONS) -> int:

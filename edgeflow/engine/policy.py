@@ -208,6 +208,11 @@ class Footprint:
     most_sessions: int | None = None
     """The most robots that the policy can serve at a time, such as 1 where it keeps a queue itself; None = any."""
 
+    def weight_bytes(self, dtype: torch.dtype, weights: str = "float") -> int:
+        """Memory of all weights in a dtype. weights: the setting, by which the decoder's may be converted."""
+        itemsize = 1 if weights == "fp8" else dtype.itemsize
+        return self.decoder * itemsize + self.other * dtype.itemsize + self.quantised
+
     def slot_bytes(self, capacity: int) -> int:
         """Memory of a slot of so many positions."""
         return slot_bytes(self.kv_format, replace(self.kv, capacity=capacity)) if self.kv else 0

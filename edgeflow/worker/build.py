@@ -81,8 +81,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     if graphs and dtype == torch.float32:
         table = table.forcing(packed_attention="masked")  # other implementations of float32 read slots on the host
     need = kv_need(config, footprint, device, spare=int(graphs), chat_bytes=chat_bytes)
-    itemsize = 1 if config.weights == "fp8" else dtype.itemsize  # checks the memory before minutes of loading
-    weights = footprint.decoder * itemsize + footprint.other * dtype.itemsize + footprint.quantised
+    weights = footprint.weight_bytes(dtype, config.weights)  # checks the memory before minutes of loading
     most = _most_sessions(config.max_sessions, family.name, footprint)
     choose_sessions(config.max_sessions, need, free_bytes(device) - weights, most)
     placement = Placement(

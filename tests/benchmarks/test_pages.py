@@ -38,7 +38,7 @@ def test_pictures_and_links_of_the_pages_exist(pages):
     for name, page in pages.items():
         for link in re.findall(r"\]\(([^)#:]+)\)", page):
             if "benchmarks/" in link or "/" not in link:
-                assert (PAGES / link).is_file(), f"{name}: {link}"
+                assert (PAGES / name).parent.joinpath(link).is_file(), f"{name}: {link}"
 
 
 def test_every_benchmark_is_a_module_or_a_script():

@@ -70,7 +70,7 @@ def need_of_7b(**changes) -> KVNeed:
 amounts = st.integers(1, 1 << 20)
 needs = st.builds(
     KVNeed,
-    ring=st.integers(1, 64),
+    ring=st.integers(0, 64),
     spare=st.integers(0, 1),
     capacity=amounts,
     slot_bytes=amounts,

@@ -1,63 +1,28 @@
-"""Checkpoints as they are published: what lacks is said at once, and with it they are accepted.
-
-published_layouts.json has the files that LeRobot 0.4.4 saves for its defaults, two cameras and six joints, and
-OpenVLA's config.json with two data sets and made-up statistics.
-"""
+"""Checkpoints as they are published: what lacks is said at once, and with it they are accepted."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from edgeflow.engine.policy import LoadOptions
 from edgeflow.policies.registry import family_of
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.policies.flow.tiny import tokenizer
 from tests.policies.flow.tiny_policies import RATE
+from tests.policies.published import TOKENIZERS, TOWERS, change, write
 
-LAYOUTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "published_layouts.json").read_text())
 BEFORE, AFTER = "policy_preprocessor.json", "policy_postprocessor.json"
-TOKENIZERS = {"smolvla": "vlm", "pi0": "tokenizer", "pi05": "tokenizer"}
-"""The folder in which each family looks for its tokenizer."""
 RATE_MISSING = "policy.control_rate_hz: is missing; the checkpoint does not state it"
 BASE: dict[str, Any] = {
     "load_vlm_weights": True, "prefix_length": 0, "num_expert_layers": 0, "pad_language_to": "max_length",
     "optimizer_grad_clip_norm": 10,
 }  # fmt: skip
 """What the published SmolVLA has other than the defaults."""
-
-
-def write(directory: Path, name: str, prefix: str = "") -> Path:
-    """A checkpoint without its tokenizer. prefix: of the names of statistics."""
-    for file, content in LAYOUTS[name].items():
-        (directory / file).write_text(json.dumps(content))
-        for step in content.get("steps", ()):
-            if "state_file" in step:
-                save_file(_statistics(LAYOUTS[name]["config.json"], prefix), directory / step["state_file"])
-    save_file({"weights": np.zeros(1, np.float32)}, directory / "model.safetensors")
-    return directory
-
-
-def _statistics(config: dict[str, Any], prefix: str) -> dict[str, np.ndarray]:
-    found = {}
-    for name, feature in (config["input_features"] | config["output_features"]).items():
-        shape = (3, 1, 1) if feature["type"] == "VISUAL" else feature["shape"]
-        found |= {f"{prefix}{name}.{each}": np.zeros(shape, np.float32) for each in ("mean", "q01")}
-        found |= {f"{prefix}{name}.{each}": np.ones(shape, np.float32) for each in ("std", "q99")}
-    return found
-
-
-def change(directory: Path, file: str, apply: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads((directory / file).read_text())
-    apply(content)
-    (directory / file).write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -115,9 +80,7 @@ def test_openvla_lacks_nothing_but_files(tmp_path: Path):
     family = family_of(directory)
     with pytest.raises(CheckpointError, match=r"has no preprocessor_config\.json and no tokenizer\.json"):
         family.check(directory, {})
-    towers = {"means": [[0.5] * 3] * 2, "stds": [[0.5] * 3] * 2, "input_sizes": [[3, 224, 224]] * 2}
-    processor = {**towers, "interpolations": ["bicubic"] * 2, "image_resize_strategy": "resize-naive"}
-    (directory / "preprocessor_config.json").write_text(json.dumps(processor))
+    (directory / "preprocessor_config.json").write_text(json.dumps(TOWERS))
     tokenizer(bos=True).save(str(directory / "tokenizer.json"))
     family.check(directory, {})
     published = family.load(directory, family.example["policy"], LoadOptions())

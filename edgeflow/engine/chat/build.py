@@ -120,8 +120,10 @@ class BuiltChat:
         )
 
 
-def chat_bytes(config: ServiceConfig) -> int:
+def chat_bytes(config: ServiceConfig, device: torch.device | None = None) -> int:
     """Memory that the configured chat model is expected to take, in bytes, by the headers of its files; 0 if none.
+
+    device: None for the configured one; a device that this machine lacks is only computed for.
 
     Weights in the configured precision, the gate, what slots and passes take (memory.py), and recordings.
     StartErrors for a KV format that this device lacks, and for a gate or an EAGLE-3 head that cannot serve this model.
@@ -130,7 +132,7 @@ def chat_bytes(config: ServiceConfig) -> int:
     if path is None:
         return 0
     chat = config.chat
-    device = choose_device(config.device)
+    device = choose_device(config.device) if device is None else device
     if is_artifact(path):
         exported = read_exported_chat(path)
         check_exported_chat(chat, exported, device)

@@ -98,8 +98,7 @@ def check_memory(subject: LoadedSubject) -> str:
     options = LoadOptions(center_crop=config.center_crop)
     published = family_of(path, config.policy.family).load(path, config.policy.settings, options)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    footprint = published.footprint(dtype)
-    declared = footprint.decoder * dtype.itemsize + footprint.other * dtype.itemsize + footprint.quantised
+    declared = published.footprint(dtype).weight_bytes(dtype)
     taken = sum(_bytes(tensor) for tensor in distinct(subject.policy) if not _is_copy(tensor))
     least, most = declared / WEIGHT_FACTOR - WEIGHT_SLACK, declared * WEIGHT_FACTOR + WEIGHT_SLACK
     without_slots = taken - subject.engine.kv_bytes

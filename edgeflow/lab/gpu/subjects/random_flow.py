@@ -56,7 +56,7 @@ class FlowShape:
     def network(self, placement: Placement) -> PrefixedNetwork:
         """Its networks; the same shape gives the same weights."""
         config = self.config
-        shapes = dict(smolvla_tensors(config) if isinstance(config, SmolVLAConfig) else _pi(config))
+        shapes = dict(smolvla_tensors(config) if isinstance(config, SmolVLAConfig) else pi_tensors(config))
         tensors = RandomTensors(shapes, placement.device, placement.dtype)
         weights = Weights.of(tensors, placement.dtype, placement.device)
         if isinstance(config, SmolVLAConfig):
@@ -169,13 +169,13 @@ TINY = (
 )
 
 
-def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
+def smolvla_tensors(config: SmolVLAConfig, vocabulary: int = VOCABULARY) -> Shapes:
     """Published names, without `model.`, and shapes of the tensors that a network reads."""
     vlm, expert, narrow = smolvla_network.VLM, smolvla_network.EXPERT, config.expert_width
     yield from _tower(f"{vlm}vision_model.", _vision_of(config), config.grid)
     joined = config.vision_width * config.scale**2
     yield f"{vlm}connector.modality_projection.proj.weight", (config.width, joined)
-    yield f"{vlm}text_model.embed_tokens.weight", (VOCABULARY, config.width)
+    yield f"{vlm}text_model.embed_tokens.weight", (vocabulary, config.width)
     wide, kv_width = stack_of(config, config.width, config.inner), config.kv_heads * config.head_dim
     yield from _stack(f"{vlm}text_model.", wide)
     keys = [kv_width if cross else narrow for cross in config.cross]
@@ -184,11 +184,12 @@ def smolvla_tensors(config: SmolVLAConfig) -> Shapes:
     yield from _mixing("action_time_mlp", config.flow.dims, narrow)
 
 
-def _pi(config: PiConfig) -> Shapes:
+def pi_tensors(config: PiConfig, vocabulary: int = VOCABULARY) -> Shapes:
+    """Published names, without `model.`, and shapes of the tensors that a network reads."""
     vlm, expert = f"{pi_network.BOTH}paligemma.model.", config.expert
     yield from _tower(f"{vlm}vision_tower.vision_model.", config.vision, config.flow.side // config.vision.patch)
     yield from biased(f"{vlm}multi_modal_projector.linear", config.text.width, config.vision.width).items()
-    yield f"{vlm}language_model.embed_tokens.weight", (VOCABULARY, config.text.width)
+    yield f"{vlm}language_model.embed_tokens.weight", (vocabulary, config.text.width)
     yield from _stack(f"{vlm}language_model.", config.text)
     yield from _stack(f"{pi_network.BOTH}gemma_expert.model.", expert, adaptive=config.adaptive)
     if config.adaptive:

@@ -112,7 +112,7 @@ class _Prompt:
 
 def policy_tensors(size: PolicySize, device: torch.device, dtype: torch.dtype) -> RandomTensors:
     """Tensors of a checkpoint by their published names."""
-    return RandomTensors(_shapes(size), device, dtype)
+    return RandomTensors(policy_shapes(size), device, dtype)
 
 
 def random_policy(
@@ -120,7 +120,7 @@ def random_policy(
 ) -> OpenVLAPolicy:
     """A policy of random weights; the same size gives the same weights. group: G of projections in 4 bits; 0 for
     floats."""
-    weights = random_weights(_shapes(size), device, dtype, group)
+    weights = random_weights(policy_shapes(size), device, dtype, group)
     prompt: Any = _Prompt(size.text_tokens)
     return OpenVLAPolicy(_config(size), weights, prompt, **decoder_options)
 
@@ -148,7 +148,7 @@ def _config(size: PolicySize) -> OpenVLAConfig:
     )
 
 
-def _shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
+def policy_shapes(size: PolicySize) -> dict[str, tuple[int, ...]]:
     """Shapes of a checkpoint's tensors by their published names."""
     shapes = llama_shapes(size.text, "language_model.")
     for name, tower in zip(("featurizer", "fused_featurizer"), size.towers, strict=True):
