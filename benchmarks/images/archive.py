@@ -25,14 +25,14 @@ class ImageLayer:
     """A layer of an image."""
 
     instruction: str
-    """What made it: the line of its Dockerfile."""
+    """The line of its Dockerfile."""
     bytes: int
-    """Of its files, unpacked."""
+    """Size of its files, unpacked."""
 
 
 @dataclass(frozen=True)
 class ImageArchive:
-    """An archive on disk; ValueError if it is none."""
+    """An archive on disk; ValueError if it is something else."""
 
     path: Path
 
@@ -42,7 +42,7 @@ class ImageArchive:
             with tarfile.open(self.path) as archive:
                 (manifest,) = _json(archive, "manifest.json")
         except (tarfile.TarError, KeyError, ValueError) as error:
-            raise ValueError(f"{self.path} is no archive of one image as `docker save` writes it: {error}") from None
+            raise ValueError(f"{self.path} is not an archive of one image, as `docker save` writes it: {error}") from None
         return dict(manifest)
 
     @cached_property

@@ -145,7 +145,7 @@ class ImageChecks:
         return f"ready again after {time.monotonic() - started:.1f} s, a robot included"
 
     def _caches(self, container: Container) -> str:
-        """What a service is left by `edgeflow tune` and `edgeflow pull`: an overlay, and a model in the hub's cache."""
+        """Leave an overlay by `edgeflow tune`, and a model in the hub's cache as `edgeflow pull` does."""
         overlay = f"{container.volume}/{OVERLAY}"
         told = container.run("edgeflow", "tune", "--samples", "1", "--rows", "64", "--out", overlay, timeout_s=600)
         assert told.returncode == 0, told.stdout[-500:]

@@ -56,7 +56,7 @@ class Container:
             stderr=subprocess.STDOUT,
         )
         self.pid = until(lambda: next(iter(_children(self._outer.pid)), None), 10, "the first process")
-        """Of the first process, as the host counts; it is number 1 inside."""
+        """The first process, as the host counts; it is number 1 inside."""
 
     def run(self, *command: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as `docker exec` does."""
@@ -68,7 +68,7 @@ class Container:
         return _finished(["nsenter", f"--target={self.pid}", "--net", *command], timeout_s)
 
     def healthy(self) -> bool:
-        """Whether the image's health check passes."""
+        """True when the image's health check passes."""
         return self.run(*self.health).returncode == 0
 
     def processes(self) -> dict[int, dict[str, str]]:
@@ -101,7 +101,7 @@ class Container:
 
 
 def until(found: Callable[[], T | None], timeout_s: float, what: str) -> T:
-    """What `found` gives when it gives something; TimeoutError."""
+    """Wait for `found` to give something, and return it; TimeoutError."""
     end = time.monotonic() + timeout_s
     while not (result := found()):
         if time.monotonic() > end:

@@ -308,7 +308,7 @@ def _rendering() -> list[CheckLine]:
 
 
 def _has_demonstration() -> bool:
-    """Whether the simulated robot is installed; images leave it out."""
+    """True where the simulated robot is installed; images leave it out."""
     return all(importlib.util.find_spec(f"edgeflow.{name}") is not None for name in ("lab", "lab.demo"))
 
 
