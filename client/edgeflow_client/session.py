@@ -12,6 +12,7 @@ from edgeflow_client.blending import LATEST, Blender, Blending, TimedChunk
 from edgeflow_client.clock import Clock
 from edgeflow_client.connection.bounds import check_captured, within_limits
 from edgeflow_client.connection.outgoing import OutgoingMessages
+from edgeflow_client.connection.unknown import VersionWarnings
 from edgeflow_client.connection.wire import (
     COMMANDS,
     DISPOSITIONS,
@@ -80,6 +81,7 @@ class ClientSession:
         self._arrived: pb.Arrived | None = None  # the newest chunk of the stream
         self._reserved: tuple[Action, TimedChunk] | None = None
         self._warned = False
+        self._versions = VersionWarnings()
 
     # Calls of the robot.
 
@@ -172,6 +174,9 @@ class ClientSession:
         """A stream was opened; FailedPrecondition if the answer cannot be interpreted or does not suit the robot."""
         opened = opened_of(message)
         self._aging.check(opened.schema)
+        self._versions.answer(message, "opened")
+        if message.ignored:
+            self._versions.notice(f"it does not know {', '.join(message.ignored)}")
         self._warn_undecided(opened.schema)
         _warn_short(opened)
         check_sizes(self._settings, opened)
@@ -192,6 +197,10 @@ class ClientSession:
                 self._take_status(message.frame_status)
             case "notice" if message.notice.kind == "epoch":
                 self._watchdog.advance(message.notice.epoch)
+            case "notice" if message.notice.kind == "ignored":
+                self._versions.notice(message.notice.text)
+            case None:
+                self._versions.answer(message, "message")
             case "notice":
                 _log.info("the service says %s: %s", message.notice.kind, message.notice.text)
         return False

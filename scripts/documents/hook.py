@@ -30,7 +30,7 @@ SECTIONS = {
     "operate": "deploy jetson metrics logs load-test tuning security reliability troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",
     "reference": "configuration commands sdk http protocol reasons glossary",
-    "develop": "contributing changelog reporting-security architecture testing writing kernels formats gpu-suite",
+    "develop": "contributing changelog reporting-security architecture testing releases writing kernels formats",
 }
 """Folders of docs/ in their order, each with its first pages; other pages follow by name."""
 AT_THE_ROOT = {

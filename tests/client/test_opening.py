@@ -10,7 +10,8 @@ from edgeflow_client.clock import ManualClock
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted, Unavailable
 from edgeflow_client.robot import RobotClient
 from edgeflow_client.rpc import control_pb2 as pb
-from edgeflow_client.types import Mode, StateSpec
+from edgeflow_client.types import Command, Mode, StateSpec
+from tests.client.conftest import IMAGE
 from tests.client.scripted import CAMERA, Refuse, Talk, answer_all, opened
 
 
@@ -50,6 +51,28 @@ def test_a_rejected_open_is_a_typed_error(serve, connect, code, kind):
         raise AssertionError("must not be entered")
     assert caught.value.reason == "MODEL_UNKNOWN"
     assert server.streams == 1
+
+
+def test_services_of_other_versions_are_warned_of_once(serve, connect, eventually, caplog):
+    def answer(talk: Talk) -> None:
+        talk.hear()
+        talk.valid_for_ms = 100
+        later = pb.Opened.FromString(opened().SerializeToString() + b"\x98\x06\x01")
+        later.schema.MergeFromString(b"\xf8\x01\x01")
+        later.ignored.append("message.open.107")
+        talk.say(opened=later)
+        talk.say(notice=pb.Notice(kind="ignored", text="message.frame.108"))
+        talk.out.put(pb.ServerMessage.FromString(b"\x98\x06\x01"))  # a kind of message that is unknown
+        for frame in talk.frames():
+            talk.act(frame)
+
+    with connect(serve(answer)) as client:
+        client.push(IMAGE)
+        eventually(lambda: client.latest().command is Command.ACT)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"][:-1] == [
+        "the service is newer than this SDK, which ignores opened.99, opened.schema.31",
+        "the service is older than this SDK, and ignores some of what it sends: it does not know message.open.107",
+    ]
 
 
 def test_nobody_at_the_address_is_unavailable(serve, connect):

@@ -13,6 +13,7 @@ from random import Random
 
 from google.protobuf.message import DecodeError
 
+from edgeflow_client.connection.unknown import FIRST_IGNORABLE
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.fuzz import pictures, wire
 
@@ -110,7 +111,7 @@ def _truncated(frame: pb.Frame, rng: Random) -> bytes:
 
 
 def _trailing(frame: pb.Frame, rng: Random) -> bytes:
-    unknown = wire.number(rng.randrange(16, 1 << 20), rng.getrandbits(32))
+    unknown = wire.number(rng.randrange(16, FIRST_IGNORABLE), rng.getrandbits(32))
     where = rng.randrange(3)
     if where == 0:
         return message(frame) + unknown

@@ -17,7 +17,7 @@ from edgeflow.service.chat.body import MAX_MESSAGES, ChatBody, CompletionBody, T
 from edgeflow.service.chat.front import PrefixBody
 from edgeflow.service.chat.schemas import MAX_SCHEMA_BYTES
 from edgeflow.service.frontends.act import act_request, parse_body
-from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, ignored_fields
 from edgeflow.service.frontends.grpc.codec import Unparsable, check_frame, parse_client_message
 from edgeflow.service.frontends.numpy_json import array_json
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack, unpack
@@ -47,7 +47,7 @@ def parser(data: bytes) -> None:
         return
     message = received.message
     with contextlib.suppress(RequestError):
-        reject_unknown_fields(message, "message")
+        ignored_fields(message, received.source)
     with contextlib.suppress(RequestError):
         if message.WhichOneof("kind") == "frame":
             frame = check_frame(received, OPENED, LIMITS)

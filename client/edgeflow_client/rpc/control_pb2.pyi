@@ -244,7 +244,7 @@ class ActionSchema(_message.Message):
     def __init__(self, dimensions: _Optional[_Iterable[_Union[ActionDimension, _Mapping]]] = ..., frame: _Optional[str] = ..., rotation: _Optional[str] = ..., control_rate_hz: _Optional[float] = ..., horizon: _Optional[int] = ..., step_ms: _Optional[float] = ..., whole_way: bool = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "execution", "unheard_m", "receipts", "cameras")
+    __slots__ = ("session", "epoch", "schema", "action_tokens", "mode", "model", "valid_for_ms", "depth", "predicted_fps", "predicted_age_ms", "tolerance_bins", "max_passes", "execution", "unheard_m", "receipts", "cameras", "ignored")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class Opened(_message.Message):
     UNHEARD_M_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     CAMERAS_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
     session: int
     epoch: int
     schema: ActionSchema
@@ -277,7 +278,8 @@ class Opened(_message.Message):
     unheard_m: float
     receipts: bool
     cameras: _containers.RepeatedCompositeFieldContainer[Camera]
-    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., unheard_m: _Optional[float] = ..., receipts: bool = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ...) -> None: ...
+    ignored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[int] = ..., epoch: _Optional[int] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., action_tokens: _Optional[int] = ..., mode: _Optional[_Union[Mode, str]] = ..., model: _Optional[str] = ..., valid_for_ms: _Optional[int] = ..., depth: _Optional[int] = ..., predicted_fps: _Optional[float] = ..., predicted_age_ms: _Optional[float] = ..., tolerance_bins: _Optional[int] = ..., max_passes: _Optional[int] = ..., execution: _Optional[_Union[Execution, str]] = ..., unheard_m: _Optional[float] = ..., receipts: bool = ..., cameras: _Optional[_Iterable[_Union[Camera, _Mapping]]] = ..., ignored: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("decode_ns", "queue_ns", "inference_ns", "passes", "server_ns")
@@ -414,9 +416,11 @@ class ActRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., frame: _Optional[_Union[Frame, _Mapping]] = ...) -> None: ...
 
 class ActResponse(_message.Message):
-    __slots__ = ("action", "schema")
+    __slots__ = ("action", "schema", "ignored")
     ACTION_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    IGNORED_FIELD_NUMBER: _ClassVar[int]
     action: Action
     schema: ActionSchema
-    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ...) -> None: ...
+    ignored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, action: _Optional[_Union[Action, _Mapping]] = ..., schema: _Optional[_Union[ActionSchema, _Mapping]] = ..., ignored: _Optional[_Iterable[str]] = ...) -> None: ...

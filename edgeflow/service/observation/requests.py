@@ -41,6 +41,8 @@ class OpenRequest:
     """tolerance_bins and max_passes: only with Mode.SPECULATIVE, as in contract.Speculation."""
     receipts: bool = False
     """The client wants to know which frames have arrived."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the message that this version does not know, and may ignore."""
     front: str = ""
     """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
     policy_cameras: tuple[CameraSpec, ...] = ()

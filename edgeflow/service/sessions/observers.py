@@ -143,6 +143,8 @@ class SessionLog(SessionObserver):
             mode=plan.mode.value,
             pace=pace_text(plan.pace),
         )
+        if session.request.ignored:
+            self._log.event("fields_ignored", session=session.number, fields=session.request.ignored)
 
     def notified(self, session: int, event: Event) -> None:
         if isinstance(event, ActionEvent):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from edgeflow.service.sessions.capacity import Decoders
 from edgeflow.service.sessions.frames import End, Event
 from edgeflow.service.sessions.observers import ObservedFrame, Observers
 from edgeflow.service.sessions.session import Session
+from edgeflow.version import __version__
 from edgeflow_client.clock import Clock
 from edgeflow_client.errors import RequestError, Unavailable
 from edgeflow_client.reasons import Reason
@@ -66,6 +67,7 @@ class SessionRunner:
         self._changed = asyncio.Event()
         self._last_frame_ns: int | None = None
         self._taken: list[Event] = []
+        self._ignores = False
         self._adopt(plan)
         if plan.mode is Mode.SPECULATIVE and plan.pace.speculation is None:
             session.notify("mode", "this policy drafts no tokens, so speculative is serial")
@@ -102,6 +104,13 @@ class SessionRunner:
         """Answer a message about the session with an error."""
         self.session.reject_message(error, self._clock.now_ns())
         self.pump()
+
+    def ignore(self, fields: Sequence[str]) -> None:
+        """Notify the robot and the log, once, that fields of its messages are unknown here and were ignored."""
+        if fields and not self._ignores:
+            self._ignores = True
+            self._log.event("fields_ignored", session=self.session.number, fields=fields)
+            self.session.notify("ignored", f"this service (version {__version__}) does not know {', '.join(fields)}")
 
     def reset(self, instruction: str) -> None:
         """Begin a new epoch; instruction: "" keeps the present one."""

@@ -24,6 +24,8 @@ from edgeflow.service.observation.checks import (
     check_vectors,
 )
 from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.version import __version__
+from edgeflow_client.connection.unknown import FIRST_IGNORABLE, unknown_fields
 from edgeflow_client.connection.wire import EXECUTIONS, MODES
 from edgeflow_client.errors import InvalidArgument, NotFound
 from edgeflow_client.reasons import Reason
@@ -31,17 +33,42 @@ from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, StateSpec
 
 MAX_PARTS = 64  # messages in a repeated field
+UNKNOWN_BYTES = 1024  # in unknown fields of a message
 NAMES_FIELD = "open.proprio_names"
 _FORMATS = {pb.IMAGE_FORMAT_JPEG: ImageFormat.JPEG, pb.IMAGE_FORMAT_RGB8: ImageFormat.RGB8}
 _MODES = {pb.MODE_UNSPECIFIED: None, **MODES}
 _EXECUTIONS = {pb.EXECUTION_UNSPECIFIED: None, **EXECUTIONS}
 
 
-def reject_unknown_fields(message: Message, field: str) -> None:
-    """Reject unknown fields, also in nested messages: a field ignored here may matter to the robot.
+def ignored_fields(message: Message, source: bytes) -> tuple[str, ...]:
+    """The unknown fields of a message, also in nested ones, that may be ignored; they are discarded.
 
-    Unknown fields are discarded and sizes compared, because listing a message full of them would take a second.
+    Other unknown fields are rejected: ignored here, they may matter to the robot. source: the bytes of the message,
+    parsed again only if unknown fields were found, and those are small: listing millions would take a second.
     """
+    _check_parts(message, "message")
+    size = message.ByteSize()
+    message.DiscardUnknownFields()
+    unknown_bytes = size - message.ByteSize()
+    if not unknown_bytes:
+        return ()
+    if unknown_bytes > UNKNOWN_BYTES:
+        text = f"has {unknown_bytes} bytes in fields unknown to this service; the limit is {UNKNOWN_BYTES}"
+        raise InvalidArgument(text, field="message", reason=Reason.UNKNOWN_FIELD)
+    found = unknown_fields(type(message).FromString(source), "message")
+    for each in found:
+        if each.number < FIRST_IGNORABLE:
+            raise InvalidArgument(
+                f"has field {each.number}, unknown to this service (version {__version__}), which may not be ignored: "
+                "use the service's version of the SDK, or leave out what sets the field",
+                field=each.message,
+                reason=Reason.UNKNOWN_FIELD,
+            )
+    return tuple(dict.fromkeys(map(str, found)))
+
+
+def _check_parts(message: Message, field: str) -> None:
+    """Reject messages of too many parts."""
     for name in _message_fields(message.DESCRIPTOR):
         path, value = f"{field}.{name}", getattr(message, name)
         if isinstance(value, Message):
@@ -51,11 +78,7 @@ def reject_unknown_fields(message: Message, field: str) -> None:
                 f"has {len(value)} entries; the limit is {MAX_PARTS}", field=path, reason=Reason.PARTS
             )
         for part in value:
-            reject_unknown_fields(part, path)
-    size = message.ByteSize()
-    message.DiscardUnknownFields()
-    if message.ByteSize() != size:
-        raise InvalidArgument("contains fields unknown to this version", field=field, reason=Reason.UNKNOWN_FIELD)
+            _check_parts(part, path)
 
 
 @cache
@@ -93,8 +116,8 @@ def _vector(message: pb.StateVector, field: str) -> StateSpec:
     return StateSpec(name=message.name, size=message.size, elements=tuple(message.elements), units=tuple(message.units))
 
 
-def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenRequest:
-    """Validate an Open; RequestErrors name the field and the limit."""
+def check_open(message: pb.Open, alias: str, limits: LimitsConfig, ignored: tuple[str, ...] = ()) -> OpenRequest:
+    """Validate an Open; RequestErrors name the field and the limit. ignored: by `ignored_fields`."""
     if message.model not in ("", alias):
         raise NotFound(f"unknown model; this service serves {alias!r}", field="open.model", reason=Reason.MODEL_UNKNOWN)
     if message.mode not in _MODES:
@@ -125,6 +148,7 @@ def check_open(message: pb.Open, alias: str, limits: LimitsConfig) -> OpenReques
         depth=message.depth,
         tolerance_bins=message.tolerance_bins,
         max_passes=message.max_passes,
+        ignored=ignored,
     )
 
 

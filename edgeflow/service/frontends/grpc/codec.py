@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.ipc.framing import Payload
-from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, ignored_fields
 from edgeflow.service.observation.checks import check_numbers, check_text, text_too_long
 from edgeflow.service.observation.pixels import check_image
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
@@ -46,6 +46,8 @@ class ParsedMessage(Generic[FramesMessage]):
     message: FramesMessage
     lifted: Sequence[Payload] | None
     """The data of each image, removed from the message; None = it is still in the message."""
+    source: bytes = b""
+    """The bytes that were parsed; empty for a message that was made here."""
 
     def image_data(self) -> Sequence[Payload]:
         """The data of each image."""
@@ -66,10 +68,11 @@ def _parse(kind: type[FramesMessage], data: bytes) -> ParsedMessage[FramesMessag
     """Parse a message; never raises."""
     lifted = lift_images(data)
     try:
-        message = kind.FromString(data if lifted is None else lifted.rest)
+        source = data if lifted is None else lifted.rest
+        message = kind.FromString(source)
     except (DecodeError, ValueError):
         return UNPARSABLE
-    return ParsedMessage(message, None if lifted is None else lifted.images)
+    return ParsedMessage(message, None if lifted is None else lifted.images, source)
 
 
 parse_client_message = partial(_parse, pb.ClientMessage)
@@ -112,10 +115,10 @@ def check_act(
 ) -> tuple[OpenRequest, CheckedFrame]:
     """Validate a single action's request; RequestErrors name the field and the limit."""
     request = received.message
-    reject_unknown_fields(request, "message")
+    ignored = ignored_fields(request, received.source)
     request.open.control_period_ms = request.open.control_period_ms or ACT_PERIOD_MS
     request.frame.seq = request.frame.seq or 1
-    opened = check_open(request.open, alias, limits)
+    opened = check_open(request.open, alias, limits, ignored)
     return opened, check_frame(received, opened, limits)
 
 

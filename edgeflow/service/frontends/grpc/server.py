@@ -172,7 +172,7 @@ class ControlService:
         caller, config = self._caller(context), self._plane.config
         opened, frame = check_act(request, config.alias, config.limits)
         action, schema = await act_once(self._plane, opened, frame, caller)
-        return pb.ActResponse(action=action_message(action), schema=schema_message(schema))
+        return pb.ActResponse(action=action_message(action), schema=schema_message(schema), ignored=opened.ignored)
 
     def _caller(self, context: Context) -> Caller:
         return self._authenticator.check(credentials(context.invocation_metadata()), CONTROL, context.peer())

@@ -14,7 +14,7 @@ from edgeflow.config.sections import LimitsConfig
 from edgeflow.scheduler.execution import FULL_RATE, AnswerExecution
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.errors import error_of_code
-from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, ignored_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
@@ -79,8 +79,8 @@ class StreamCall:
             if received is grpc.aio.EOF:
                 return None
             if isinstance(received, ParsedMessage) and received.message.WhichOneof("kind") == "open":
-                reject_unknown_fields(received.message, "message")
-                request = check_open(received.message.open, config.alias, config.limits)
+                ignored = ignored_fields(received.message, received.source)
+                request = check_open(received.message.open, config.alias, config.limits, ignored)
                 return replace(request, receipts=RECEIPTS in map(tuple, self._context.invocation_metadata() or ()))
             if rejections.exceeded(time.monotonic_ns()):
                 raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
@@ -180,9 +180,9 @@ def receive(
     match received.message.WhichOneof("kind"):
         case "frame":
             frame, request = received.message.frame, runner.session.request
-            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: _contents(received, request, limits))
+            runner.receive_frame(frame.seq, frame.stamp_ns, lambda: _contents(received, request, runner, limits))
         case "reset":
-            _reset(received.message.reset, runner, limits)
+            _reset(received, runner, limits)
         case "close":
             runner.end(End("OK", Reason.CLIENT_CLOSED))
         case "open":
@@ -190,20 +190,35 @@ def receive(
                 AlreadyExists("this stream already has a session", field="open", reason=Reason.SESSION_OPEN)
             )
         case _:
-            runner.reject(
-                0,
-                InvalidArgument("is empty: send a frame, reset or close", field="message", reason=Reason.MESSAGE_EMPTY),
-            )
+            _without_content(received, runner)
 
 
-def _contents(received: ParsedMessage[pb.ClientMessage], request: OpenRequest, limits: LimitsConfig) -> CheckedFrame:
-    reject_unknown_fields(received.message, "message")
+def _contents(
+    received: ParsedMessage[pb.ClientMessage], request: OpenRequest, runner: SessionRunner, limits: LimitsConfig
+) -> CheckedFrame:
+    runner.ignore(ignored_fields(received.message, received.source))
     return check_frame(received, request, limits)
 
 
-def _reset(message: pb.Reset, runner: SessionRunner, limits: LimitsConfig) -> None:
+def _without_content(received: ParsedMessage[pb.ClientMessage], runner: SessionRunner) -> None:
+    """Handle a message of a kind that this version does not know, or of none."""
     try:
-        reject_unknown_fields(message, "reset")
+        ignored = ignored_fields(received.message, received.source)
+    except RequestError as error:
+        runner.reject(0, error)
+        return
+    if ignored:
+        runner.ignore(ignored)
+        runner.pump()
+    else:
+        text = "is empty: send a frame, reset or close"
+        runner.reject(0, InvalidArgument(text, field="message", reason=Reason.MESSAGE_EMPTY))
+
+
+def _reset(received: ParsedMessage[pb.ClientMessage], runner: SessionRunner, limits: LimitsConfig) -> None:
+    message = received.message.reset
+    try:
+        runner.ignore(ignored_fields(received.message, received.source))
         text = check_text(message.instruction, "reset.instruction", limits) if message.instruction else ""
     except RequestError as error:
         runner.reject_message(error)
@@ -273,6 +288,7 @@ def opened_message(
                 for each in request.cameras
                 if each.resize
             ],
+            ignored=request.ignored,
         )
     )
 

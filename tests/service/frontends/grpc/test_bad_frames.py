@@ -75,7 +75,7 @@ async def test_a_message_is_as_large_as_the_limit_and_no_larger(checkpoint):
         robot = served.robot()
         await robot.open()
         await robot.send(padded(LIMIT))
-        assert (await robot.status(0)).reason == "MESSAGE_EMPTY"
+        assert (await robot.status(0)).reason == "UNKNOWN_FIELD"
         await robot.frame(1)
         await robot.action(1)
         with contextlib.suppress(grpc.aio.AioRpcError):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgeflow.config.matching import Names
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CameraNeed, PolicyInputs
-from edgeflow.service.frontends.grpc.checks import check_open, reject_unknown_fields
+from edgeflow.service.frontends.grpc.checks import check_open, ignored_fields
 from edgeflow.service.frontends.grpc.codec import (
     ParsedMessage,
     Unparsable,
@@ -25,6 +25,7 @@ from edgeflow.service.observation.requests import OpenRequest, matched
 from edgeflow_client.errors import InvalidArgument, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import CameraSpec, ImageFormat, Mode, StateSpec
+from tests.fuzz import wire
 from tests.service.harness import HEIGHT, JPEG, WIDTH, frame_message, jpeg, open_message, received
 
 LIMITS = LimitsConfig()
@@ -158,7 +159,13 @@ def test_good_text(text: str):
     assert check_text(text, "field", LIMITS) == text
 
 
-def test_unknown_fields_are_found_at_any_depth():
-    inner = pb.Image.FromString(pb.Image(data=b"x").SerializeToString() + b"\xf8\x07\x01")
-    with pytest.raises(InvalidArgument, match=r"message\.frame\.images"):
-        reject_unknown_fields(pb.ClientMessage(frame=pb.Frame(images=[inner])), "message")
+@pytest.mark.parametrize(("number", "ignored"), [(99, None), (100, ("message.frame.images.100",))])
+def test_unknown_fields_at_any_depth_are_rejected_or_ignored_by_their_number(number: int, ignored: tuple[str] | None):
+    data = wire.sized(2, wire.sized(3, wire.sized(2, JPEG) + wire.number(number, 1)) + wire.number(number + 1, 1))
+    parsed = parse_client_message(data)
+    assert isinstance(parsed, ParsedMessage)
+    if ignored is None:
+        with pytest.raises(InvalidArgument, match=rf"^message\.frame\.images: has field {number}, .*version"):
+            ignored_fields(parsed.message, parsed.source)
+    else:
+        assert ignored_fields(parsed.message, parsed.source) == ("message.frame.101", *ignored)

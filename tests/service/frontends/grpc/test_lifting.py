@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgeflow.service.frontends.grpc import codec
-from edgeflow.service.frontends.grpc.checks import reject_unknown_fields
+from edgeflow.service.frontends.grpc.checks import ignored_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, lift_images, parse_act_request, parse_client_message
 from edgeflow.service.sessions import runner
 from edgeflow_client.errors import InvalidArgument
@@ -36,22 +36,21 @@ def compare(kind: type[pb.ClientMessage] | type[pb.ActRequest], data: bytes) -> 
     assert isinstance(parsed, ParsedMessage)
     if kind is pb.ActRequest or expected.WhichOneof("kind") == "frame":
         assert list(parsed.image_data()) == [image.data for image in expected.frame.images]
-    verdict = unknown_field(parsed.message)
-    assert verdict == unknown_field(expected)
-    if not verdict:
+    verdict = unknown_field(parsed.message, parsed.source)
+    assert verdict == unknown_field(expected, data)
+    if not isinstance(verdict, str):
         for image in expected.frame.images if parsed.lifted is not None else ():
             image.ClearField("data")
         assert parsed.message.SerializeToString() == expected.SerializeToString()
     return parsed
 
 
-def unknown_field(message: pb.ClientMessage | pb.ActRequest) -> str:
-    """The verdict on unknown fields; they are discarded with it."""
+def unknown_field(message: pb.ClientMessage | pb.ActRequest, source: bytes) -> tuple[str, ...] | str:
+    """The verdict on unknown fields: those that are ignored, and discarded with it, or why they are rejected."""
     try:
-        reject_unknown_fields(message, "message")
+        return ignored_fields(message, source)
     except InvalidArgument as error:
         return str(error)
-    return ""
 
 
 def varint(value: int, padding: int) -> bytes:

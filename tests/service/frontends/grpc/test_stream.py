@@ -14,7 +14,8 @@ from edgeflow.service.sessions import runner
 from edgeflow.service.sessions.in_flight import MOST_NOTES
 from edgeflow.service.worker import supervisor
 from edgeflow_client.rpc import control_pb2 as pb
-from tests.service.harness import JPEG, eventually, open_message, rush, serving
+from tests.fuzz import wire
+from tests.service.harness import JPEG, eventually, frame_message, open_message, rush, serving
 from tests.service.scripted import Script
 
 MS = 1_000_000
@@ -363,3 +364,25 @@ async def test_metrics_tell_what_happened(checkpoint):
             return [acted, rejected, *others]
 
         await eventually(lambda: told() == [1, 1, 1, 1])
+
+
+async def test_what_a_newer_sdk_sends_is_ignored_where_its_number_permits_and_reported_once(checkpoint):
+    hint, must = wire.number(100, 1), wire.number(99, 1)
+    async with serving(checkpoint) as served:
+        robot = served.robot()
+        await robot.send(wire.sized(1, open_message().SerializeToString() + hint))
+        opened = (await robot.until(lambda m: m.HasField("opened"))).opened
+        assert opened.ignored == ["message.open.100"]
+        for seq in (1, 2):
+            await robot.send(wire.sized(2, frame_message(seq).SerializeToString() + hint))
+            await robot.action(seq)
+        await robot.send(wire.number(100, 1))  # of an unknown kind
+        await robot.send(wire.sized(2, frame_message(3).SerializeToString() + must))
+        assert (await robot.status(3)).reason == "UNKNOWN_FIELD"
+        assert [m.notice.text.split()[-1] for m in robot.seen if m.HasField("notice")] == ["message.frame.100"]
+        logged = [event["fields"] for event in served.events("fields_ignored")]
+        assert logged == [["message.open.100"], ["message.frame.100"]]
+        rejected = served.robot()
+        await rejected.send(wire.sized(1, open_message().SerializeToString() + must))
+        code, text = await rejected.rest()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT and "message.open: has field 99" in text
