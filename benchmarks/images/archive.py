@@ -42,7 +42,9 @@ class ImageArchive:
             with tarfile.open(self.path) as archive:
                 (manifest,) = _json(archive, "manifest.json")
         except (tarfile.TarError, KeyError, ValueError) as error:
-            raise ValueError(f"{self.path} is not an archive of one image, as `docker save` writes it: {error}") from None
+            raise ValueError(
+                f"{self.path} is not an archive of one image, as `docker save` writes it: {error}"
+            ) from None
         return dict(manifest)
 
     @cached_property

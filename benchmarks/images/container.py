@@ -73,13 +73,15 @@ class Container:
 
     def processes(self) -> dict[int, dict[str, str]]:
         """/proc/PID/status of each process inside, by the host's number."""
-        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
+        namespace = Path(f"/proc/{self.pid}/ns/pid").readlink()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if os.readlink(folder / "ns/pid") == namespace:
+                if (folder / "ns/pid").readlink() == namespace:
                     lines = (folder / "status").read_text().splitlines()
-                    found[int(folder.name)] = {name: rest.strip() for name, _, rest in (x.partition(":") for x in lines)}
+                    found[int(folder.name)] = {
+                        name: rest.strip() for name, _, rest in (x.partition(":") for x in lines)
+                    }
             except OSError:
                 continue  # it has just ended
         return found

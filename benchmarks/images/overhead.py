@@ -1,0 +1,101 @@
+"""The speed of the service in an image beside that of the same tree outside, in turn.
+
+    .venv/bin/python -m benchmarks.images.overhead build/images/edgeflow-0.1.0-cpu.tar --json FILE
+
+Each round serves on both sides, one after the other, changing which is first, and sends frames one at a time from the
+same client outside. Overhead is the age of an action less the worker's inference; a pass is the worker's. Needs what
+benchmarks.images.checks needs. Build the image from the tree that runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.command import keep, machine_facts, options
+from benchmarks.images.archive import ImageArchive
+from benchmarks.images.container import Container, until
+
+PORT = "50051"
+READY_S = 120.0
+BAR = 1.05
+"""Most that the image may take, as a share of the time outside."""
+CONFIG = {"chat": {"enabled": False}}
+
+
+def main() -> None:
+    """Measure and print; exit code 1 when the image is slower than the bar."""
+    parser = options(__doc__)
+    parser.add_argument("archive", type=Path, help="of scripts/build-image")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    arguments = parser.parse_args()
+    rounds = []
+    with tempfile.TemporaryDirectory(prefix="edgeflow-image-") as name:
+        folder = Path(name)
+        for each in ("root", "volume", "settings"):
+            (folder / each).mkdir()
+        (folder / "settings" / "config.json").write_text(json.dumps(CONFIG))
+        archive = ImageArchive(arguments.archive)
+        archive.unpack(folder / "root")
+        for number in range(arguments.rounds):
+            measured = {}
+            for side in ("image", "tree") if number % 2 else ("tree", "image"):
+                with _image(archive, folder) if side == "image" else _tree() as client:
+                    measured[side] = _times(client, arguments.seconds)
+            rounds.append(measured)
+            print(json.dumps(measured), file=sys.stderr, flush=True)
+    ratios = {
+        what: median(each["image"][what] / each["tree"][what] for each in rounds) for what in ("overhead_ms", "pass_ms")
+    }
+    for what, ratio in ratios.items():
+        sides = [median(each[side][what] for each in rounds) for side in ("image", "tree")]
+        print(f"{what}: image {sides[0]:.3f}, tree {sides[1]:.3f}, median ratio {ratio:.3f} (bar {BAR})")
+    keep(arguments.json, {**machine_facts(), "rounds": rounds, "ratios": ratios, "bar": BAR})
+    raise SystemExit(0 if max(ratios.values()) <= BAR else 1)
+
+
+@contextmanager
+def _image(archive: ImageArchive, folder: Path) -> Iterator[list[str]]:
+    """The image's service; yields the words before and after which a client is named."""
+    with (folder / "log").open("wb") as log:
+        container = Container(archive, folder / "root", folder / "volume", log, folder / "settings")
+        try:
+            until(container.healthy, READY_S, "ready")
+            yield ["nsenter", f"--target={container.pid}", "--net", *_client(f"127.0.0.1:{PORT}")]
+        finally:
+            container.close()
+
+
+@contextmanager
+def _tree() -> Iterator[list[str]]:
+    with ServiceUnderTest(dict(CONFIG)) as service:
+        yield _client(service.address)
+
+
+def _client(address: str) -> list[str]:
+    return [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--mode", "serial", "--json"]
+
+
+def _times(client: list[str], seconds: float) -> dict[str, float]:
+    """Medians of one load test, in milliseconds."""
+    words = [*client, "--duration", f"{seconds:g}s"]
+    told = subprocess.run(words, check=True, stdout=subprocess.PIPE, env=os.environ).stdout
+    total = json.loads(told)["total"]
+    return {
+        "overhead_ms": total["age_ms"]["p50"] - total["inference_ms"]["p50"],
+        "pass_ms": total["pass_ms"]["p50"],
+        "frames": total["frames"]["acted"],
+    }
+
+
+if __name__ == "__main__":
+    main()
