@@ -47,6 +47,7 @@ NUMBERS = (
 """Tests whose float32 sums depend on the processor."""
 PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
+ARCHIVE = "build/images/nightly-{}.tar"
 CHAOS = (*PYTHON, "benchmarks.chaos")
 
 
@@ -81,6 +82,15 @@ def _front_ends(section: str, count: tuple[str, float] | None) -> NightlyStep:
     return NightlyStep(f"front-ends-{section}", (*PYTHON, "benchmarks.front_ends", section), count)
 
 
+def _image(target: str, *options: str) -> tuple[str, ...]:
+    return ("scripts/build-image", target, "--archive", ARCHIVE.format(target), *options)
+
+
+IMAGE_SPEED = NightlyStep(
+    "image-speed", (*PYTHON, "benchmarks.images.overhead", ARCHIVE.format("cpu")), ("--seconds", 10.0)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class NightlyPart:
     """Steps that belong together."""
@@ -106,6 +116,23 @@ PARTS = (
     *(
         NightlyPart(suite, 40, (NightlyStep(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
         for suite in ("bookworm", "trixie", "forky")
+    ),
+    *(
+        NightlyPart(
+            f"image-{target}",
+            minutes,
+            (
+                NightlyStep(f"image-{target}-base", ("scripts/bare-system", suite, f"build/base/{suite}"), result=False),
+                NightlyStep(f"image-{target}-build", _image(target, "--base", f"build/base/{suite}"), result=False),
+                NightlyStep(f"image-{target}-checks", (*PYTHON, "benchmarks.images.checks", ARCHIVE.format(target))),
+                *steps,
+            ),
+        )
+        for target, suite, minutes, steps in (
+            ("cpu", "bookworm", 12, (IMAGE_SPEED,)),
+            ("jetson", "bookworm", 12, ()),
+            ("cuda", "noble", 30, ()),
+        )
     ),
     NightlyPart(
         "processors",
