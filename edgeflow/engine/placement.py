@@ -84,7 +84,8 @@ def operator_table(
         _check(table, weights, device, dtype, section)
     if overlay is None:
         return table
-    return table.overlaid(*load_entries(overlay, device, dtype, weights, tuned_for, threads))
+    entries = load_entries(overlay, device, dtype, weights=weights, tuned_for=tuned_for, threads=threads)
+    return table.overlaid(*entries)
 
 
 def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch.dtype, *, section: str = "") -> None:
