@@ -29,6 +29,16 @@ settings.register_profile("nightly", max_examples=2_000, print_blob=True, **BUSY
 settings.load_profile("edgeflow")
 
 
+@pytest.fixture
+def one_thread_around() -> Generator[None]:
+    """One thread of torch before and after a test that computes with more."""
+    import torch
+
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Collect tests while garbage collection is off, then exempt modules and tests from it.

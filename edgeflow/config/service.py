@@ -198,6 +198,11 @@ class ServiceConfig(Section):
         return "; ".join(chosen_parts)
 
     @property
+    def torch_threads(self) -> int:
+        """The CPU threads of torch in the worker."""
+        return self.threads or 1
+
+    @property
     def model_path(self) -> Path:
         """The model's directory, fetched if the model is a hub id; CheckpointError if it is missing."""
         return resolve_model(self.model)

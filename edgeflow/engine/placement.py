@@ -70,17 +70,22 @@ def operator_table(
     *,
     section: str = "",
     tuned_for: str = ANY_MODEL,
+    threads: int | None = None,
 ) -> OperatorTable:
     """The table; ConfigError where an overlay is stale, or no operator here computes with such weights.
 
     weights: float, or the format that float weights are converted to. For errors, section: of the configuration, such
-    as `chat.`; tuned_for: the options by which `edgeflow tune` tunes for the model (`tune_options`).
+    as `chat.`; tuned_for: the options by which `edgeflow tune` tunes for the model (`tune_options`). threads: as in
+    `load_entries`.
     """
     table = built_in_table()
     if weights != "float":
         table = table.converting(weights)
         _check(table, weights, device, dtype, section)
-    return table.overlaid(*load_entries(overlay, device, dtype, weights, tuned_for)) if overlay else table
+    if overlay is None:
+        return table
+    entries = load_entries(overlay, device, dtype, weights=weights, tuned_for=tuned_for, threads=threads)
+    return table.overlaid(*entries)
 
 
 def check_head(table: OperatorTable, head: str, hardware: Hardware, dtype: torch.dtype, *, section: str = "") -> None:
@@ -132,7 +137,8 @@ def _policy_line(config: ServiceConfig) -> str:
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, device)
     overlay = Path(config.operators) if config.operators else None
-    table = operator_table(overlay, "float", device, dtype, tuned_for=tune_options(config.model))
+    tuned_for = tune_options(config.model)
+    table = operator_table(overlay, "float", device, dtype, tuned_for=tuned_for, threads=config.torch_threads)
     return "policy: " + quantised_line(table, quantization, device, dtype)
 
 
@@ -167,7 +173,7 @@ def _check(table: OperatorTable, weights: str, device: torch.device, dtype: torc
 
 def runtime_of(config: ServiceConfig) -> Runtime:
     """The runtime of exported graphs: the configured providers, and the threads of the worker."""
-    return Runtime(providers=tuple(config.artifact.providers), threads=config.threads or 1)
+    return Runtime(providers=tuple(config.artifact.providers), threads=config.torch_threads)
 
 
 def check_host(device: torch.device, dtype: str, *, section: str = "") -> None:

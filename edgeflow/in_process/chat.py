@@ -43,7 +43,7 @@ class LocalChat:
     """
 
     def __init__(self, config: ServiceConfig) -> None:
-        torch.set_num_threads(config.threads or 1)
+        torch.set_num_threads(config.torch_threads)
         set_precision()
         chat_bytes(config)  # rejects what can be rejected without weights
         with torch.no_grad():

@@ -61,7 +61,7 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     chat_bytes: memory to keep free for the chat model, which is loaded after the policy.
     """
     device = choose_device(config.device)
-    torch.set_num_threads(config.threads or 1)
+    torch.set_num_threads(config.torch_threads)
     set_precision()
     dtype = choose_dtype(config.dtype, device)
     path = config.model_path
@@ -74,7 +74,8 @@ def build_engine(config: ServiceConfig, chat_bytes: int = 0) -> BuiltEngine:
     if config.unnorm_key and config.unnorm_key not in keys:
         raise ConfigError(f"unnorm_key: {config.unnorm_key!r} is not one of {', '.join(keys)}")
     overlay = Path(config.operators) if config.operators else None
-    table = operator_table(overlay, config.weights, device, dtype, tuned_for=tune_options(config.model))
+    tuned_for = tune_options(config.model)
+    table = operator_table(overlay, config.weights, device, dtype, tuned_for=tuned_for, threads=config.torch_threads)
     footprint = published.footprint(dtype)
     _check_family(config, family.name, footprint)
     graphs = footprint.graphs and choose_graphs(config.graphs, device, dtype)

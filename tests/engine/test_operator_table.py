@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from edgeflow.cli import app
 from edgeflow.commands.serving import ServicePrinter
 from edgeflow.config.service import load_config
+from edgeflow.engine.chat.build import load_chat
 from edgeflow.engine.chat.precision import choose_weights
 from edgeflow.engine.control.engine import PolicyEngine
 from edgeflow.engine.control.offline import OfflineRun, limits_for
@@ -76,13 +77,13 @@ def test_an_overlay_serves_the_chat_model(overlay):
             {"torch": "1.0"},
             "float",
             r"tuned with torch 1\.0, here it is .*: write another file with "
-            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --out FILE`$",
+            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --threads 1 --out FILE`$",
         ),
         (
             {},
             "fp8",
             r"tuned with weights float, here it is fp8: write another file with "
-            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --weights fp8 --out FILE`$",
+            r"`edgeflow tune --model \S+ --device cpu --dtype float32 --weights fp8 --threads 1 --out FILE`$",
         ),
     ],
 )
@@ -92,6 +93,25 @@ def test_a_stale_overlay_is_rejected_with_the_command_to_run(tmp_path, overlay, 
     write_overlay(overlay, Overlay(stamp=stamp, entries=ENTRIES))
     with pytest.raises(ConfigError, match=told):
         policy_of(tmp_path, operators=str(overlay), weights=weights)
+
+
+@pytest.mark.usefixtures("one_thread_around")
+@pytest.mark.parametrize(("threads", "tuned"), [(0, 1), (1, 1), (2, 2)])
+def test_an_overlay_serves_with_the_threads_that_it_was_tuned_with(tmp_path, overlay, threads, tuned):
+    write_overlay(overlay, Overlay(stamp=current_stamp(CPU, torch.float32, threads=tuned), entries=ENTRIES))
+    served = policy_of(tmp_path, operators=str(overlay), threads=threads).decoder._stages["packed"].operators
+    assert served.input_norm is row_operators.rms_norm_reference
+
+
+@pytest.mark.usefixtures("one_thread_around")
+def test_an_overlay_tuned_with_other_threads_is_rejected(tmp_path, overlay, chat_directory):
+    write_overlay(overlay, Overlay(stamp=current_stamp(CPU, torch.float32), entries=ENTRIES))
+    told = r"tuned with threads 1, here it is 2: .*`edgeflow tune .* --threads 2 --out FILE`$"
+    with pytest.raises(ConfigError, match=told):
+        policy_of(tmp_path, operators=str(overlay), threads=2)
+    chat = {"chat.model": str(chat_directory), "chat.dtype": "float32", "chat.weights": "float"}
+    with pytest.raises(ConfigError, match=told):
+        load_chat(load_config(None, {**chat, "chat.operators": str(overlay), "threads": 2}), lambda *_: None)
 
 
 def test_a_missing_overlay_is_reported(tmp_path):

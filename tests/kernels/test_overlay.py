@@ -52,9 +52,21 @@ def test_a_stale_stamp_is_rejected_with_what_to_run(tmp_path, field):
     with pytest.raises(
         ConfigError,
         match=rf"tuned with {field} other, here .* "
-        r"`edgeflow tune --model '/a b' --device cpu --dtype float32 --out FILE`$",
+        r"`edgeflow tune --model '/a b' --device cpu --dtype float32 --threads 1 --out FILE`$",
     ):
         load_entries(path, CPU, torch.float32, tuned_for=tune_options("/a b"))
+
+
+@pytest.mark.usefixtures("one_thread_around")
+def test_torch_takes_the_threads_of_a_file_that_a_service_with_others_rejects(tmp_path):
+    path = tmp_path / "tuned.json"
+    write_overlay(path, Overlay(stamp=current_stamp(CPU, torch.float32, threads=2)))
+    told = r"tuned with threads 2, here it is 1: .* --dtype float32 --threads 1 --out FILE`$"
+    with pytest.raises(ConfigError, match=told):
+        load_entries(path, CPU, torch.float32, threads=1)
+    assert torch.get_num_threads() == 1
+    load_entries(path, CPU, torch.float32)
+    assert torch.get_num_threads() == 2
 
 
 def test_an_overlay_of_another_power_mode_serves_and_is_marked(tmp_path, monkeypatch):

@@ -175,7 +175,7 @@ def load_chat(config: ServiceConfig, progress: Progress, record: Record | None =
         return build_chat(chat, exported, fingerprint(path), progress, weights=EXPORTED)
     dtype = choose_chat_dtype(chat.dtype, path, device)
     gate = read_long(chat, path, device, dtype)
-    weights = choose_weights(chat, path, dtype, device)
+    weights = choose_weights(chat, path, dtype, device, config.torch_threads)
     progress(weights.line, 1, 1)
     model = decode = load_chat_model(path, dtype, device, table=weights.table, head=chat.head)
     if chat.decode_model:

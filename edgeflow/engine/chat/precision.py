@@ -60,24 +60,28 @@ class ChosenWeights:
     """The format of the projections."""
 
 
-def choose_weights(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> ChosenWeights:
+def choose_weights(
+    config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device, threads: int = 1
+) -> ChosenWeights:
     """The configured weights; `auto` takes 8-bit ones if they make a decode row's matrices clearly faster here.
 
-    ConfigError where no operator here serves them.
+    threads: of the service, on a CPU. ConfigError where no operator here serves them.
     """
-    chosen, line = _choose_format(config, path, dtype, device)
-    table = _table(config, chosen, dtype, device)
+    chosen, line = _choose_format(config, path, dtype, device, threads)
+    table = _table(config, chosen, dtype, device, threads)
     check_head(table, config.head, Hardware.of(device), dtype, section="chat.")
     line = line if config.head == FLOAT else f"{line}, head in {config.head}"
     return ChosenWeights(table, line, format=chosen)
 
 
-def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device) -> tuple[str, str]:
+def _choose_format(
+    config: ChatConfig, path: Path, dtype: torch.dtype, device: torch.device, threads: int
+) -> tuple[str, str]:
     """The format that float weights are converted to, and a line that says which weights serve, and why."""
     quantization = read_quantization(path)
     if quantization is not None:
         reject_conversion(path, config.weights, "chat.weights")
-        return FLOAT, quantised_line(_table(config, FLOAT, dtype, device), quantization, device, dtype)
+        return FLOAT, quantised_line(_table(config, FLOAT, dtype, device, threads), quantization, device, dtype)
     if config.weights != "auto":
         return config.weights, f"{config.weights} weights"
     other = AUTO[device.type]
@@ -88,10 +92,10 @@ def _choose_format(config: ChatConfig, path: Path, dtype: torch.dtype, device: t
     return chosen, f"{chosen} weights (auto: a row meets {other} ones {gain:.1f} times as fast)"
 
 
-def _table(config: ChatConfig, weights: str, dtype: torch.dtype, device: torch.device) -> OperatorTable:
+def _table(config: ChatConfig, weights: str, dtype: torch.dtype, device: torch.device, threads: int) -> OperatorTable:
     overlay = Path(config.operators) if config.operators else None
     tuned_for = tune_options(config.model, config.head)
-    return operator_table(overlay, weights, device, dtype, section="chat.", tuned_for=tuned_for)
+    return operator_table(overlay, weights, device, dtype, section="chat.", tuned_for=tuned_for, threads=threads)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from edgeflow.jetson import read_board
 from edgeflow.kernels.table.dimensions import read_kind, read_kv, read_model, read_role, read_signature
@@ -31,6 +31,7 @@ from edgeflow_client.files import read_regular
 
 DRIVER_TIMEOUT_S = 10
 MOST_BYTES = 16 << 20
+MOST_THREADS = 1024
 ANY_MODEL = "--model MODEL"
 
 
@@ -51,6 +52,8 @@ class OverlayStamp(_Strict):
     triton: str
     flashinfer: str
     edgeflow: str
+    threads: int = Field(0, ge=0, le=MOST_THREADS)
+    """The CPU threads of torch; 0 on a GPU."""
     power: dict[str, str] = {}
     """Power mode and largest clocks of a Jetson (`edgeflow.jetson`). Another mode changes times, not what is valid."""
 
@@ -100,15 +103,24 @@ def read_overlay(path: Path) -> Overlay:
 
 
 def load_entries(
-    path: Path, device: torch.device, dtype: torch.dtype, weights: str = "float", tuned_for: str = ANY_MODEL
+    path: Path,
+    device: torch.device,
+    dtype: torch.dtype,
+    weights: str = "float",
+    tuned_for: str = ANY_MODEL,
+    threads: int | None = None,
 ) -> Sequence[TableEntry]:
     """Entries for `OperatorTable.overlaid`; ConfigError where the stamp is of another machine or version.
 
-    tuned_for: as in `reject_stale`.
+    tuned_for: as in `reject_stale`. threads: of a service, which must be those of the stamp; None = torch takes those
+    of the stamp (`adopt_threads`).
     """
     overlay = read_overlay(path)
-    if overlay.stamp is not None:
-        reject_stale(path, overlay.stamp, current_stamp(device, dtype, weights), tuned_for)
+    stamp = overlay.stamp
+    if stamp is not None:
+        now = current_stamp(device, dtype, weights, stamp.threads if threads is None else threads)
+        reject_stale(path, stamp, now, tuned_for)
+        adopt_threads(stamp)
     return table_entries(overlay, path.name)
 
 
@@ -127,6 +139,7 @@ def reject_stale(path: Path, stamp: OverlayStamp, now: OverlayStamp, tuned_for: 
         if theirs != mine:
             options = f"{tuned_for} --device {now.hw_profile.partition('_')[0]} --dtype {now.dtype}"
             options += f" --weights {now.weights}" if now.weights != FLOAT else ""
+            options += f" --threads {now.threads}" if now.threads else ""
             raise ConfigError(
                 f"operator overlay {path}: tuned with {name} {theirs or 'none'}, here it is {mine or 'none'}: "
                 f"write another file with `edgeflow tune {options} --out FILE`"
@@ -138,8 +151,14 @@ def tune_options(model: str, head: str = FLOAT) -> str:
     return f"--model {shlex.quote(model)}" + (f" --head {head}" if head != FLOAT else "")
 
 
-def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float") -> OverlayStamp:
-    """The stamp of this machine."""
+def adopt_threads(stamp: OverlayStamp) -> None:
+    """Have torch compute with the CPU threads of a stamp; nothing changes for the stamp of a GPU."""
+    if stamp.threads:
+        torch.set_num_threads(stamp.threads)
+
+
+def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "float", threads: int = 1) -> OverlayStamp:
+    """The stamp of this machine. threads: on a CPU."""
     return OverlayStamp(
         device=_device_name(device),
         hw_profile=Hardware.of(device).profile,
@@ -150,6 +169,7 @@ def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "floa
         triton=_version("triton"),
         flashinfer=_version("flashinfer-python"),
         edgeflow=__version__,
+        threads=threads if device.type == "cpu" else 0,
         power=board.power if (board := read_board()) is not None else {},
     )
 
@@ -157,7 +177,7 @@ def current_stamp(device: torch.device, dtype: torch.dtype, weights: str = "floa
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} x{torch.get_num_threads()}"
+    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 def _driver() -> str:

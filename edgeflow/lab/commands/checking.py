@@ -187,6 +187,9 @@ def tune(
     samples: Annotated[int, number("Timings per candidate; the median counts.", 1)] = 15,
     weights: Annotated[str, typer.Option(help=WEIGHTS)] = "float",
     head: Annotated[str, typer.Option(help=HEAD)] = "float",
+    threads: Annotated[
+        int, number("CPU threads, as `threads` in the configuration; with --regress those of the file.", 1, 1024)
+    ] = 1,
     regress: Annotated[
         bool, typer.Option("--regress", help="Check that an existing overlay is still correct and not slower.")
     ] = False,
@@ -194,8 +197,8 @@ def tune(
 ) -> None:
     """Find the fastest correct implementation of each operator.
 
-    Measures on this machine and writes an overlay. The embedded policy takes about a minute on 2 cores, other models
-    take longer; an interrupted run resumes. For policies that denoise chunks, only the projections are tuned.
+    Measures on this machine and writes an overlay. The embedded policy takes about a minute, other models take longer;
+    an interrupted run resumes. For policies that denoise chunks, only the projections are tuned.
     """
     from edgeflow.lab.tuning.command import tune_command
 
@@ -209,6 +212,7 @@ def tune(
         again=regress,
         weights=weights,
         head=head,
+        threads=threads,
         as_json=as_json,
     )
     raise typer.Exit(code)

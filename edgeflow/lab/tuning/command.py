@@ -66,6 +66,7 @@ def tune_command(
     again: bool,
     weights: str,
     head: str,
+    threads: int,
     *,
     as_json: bool,
 ) -> int:
@@ -77,7 +78,7 @@ def tune_command(
     shape, number = model_shape(model, rows, head), dtype_for(model, dtype, Hardware.of(here))
     check_head(operator_table(None, weights, here, number), head, Hardware.of(here), number)
     with reporting(Console(stderr=True)) as report:
-        overlay = tune(shape, here, number, out=path, samples=samples, report=report, weights=weights)
+        overlay = tune(shape, here, number, out=path, samples=samples, report=report, weights=weights, threads=threads)
     if as_json:
         print(overlay.model_dump_json(indent=2))
         return 0

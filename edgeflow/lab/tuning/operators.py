@@ -21,6 +21,7 @@ from edgeflow.kernels.table.overlay import (
     Overlay,
     OverlayEntry,
     OverlayStamp,
+    adopt_threads,
     current_stamp,
     load_entries,
     read_overlay,
@@ -122,13 +123,16 @@ def tune(
     samples: int,
     report: Report,
     weights: str = "float",
+    threads: int = 1,
 ) -> Overlay:
     """Tune every problem that `out` does not hold yet; it is written after each one, so a run can be resumed.
 
-    The problems of a quantised weight count as one: a single implementation serves all of them.
+    The problems of a quantised weight count as one: a single implementation serves all of them. threads: on a CPU,
+    those of the service.
     """
-    stamp = current_stamp(device, dtype, weights)
+    stamp = current_stamp(device, dtype, weights, threads)
     overlay = _begun(out, stamp, shape)
+    adopt_threads(stamp)
     tuner = _tuner(shape, device, dtype, samples, weights)
     problems = model_cases(shape)
     done = 0
@@ -197,13 +201,14 @@ def _is_quantised(weight: str) -> bool:
 def regress(path: Path, device: torch.device, dtype: str, samples: int, report: Report) -> Iterator[RecheckedEntry]:
     """Check whether every entry of an overlay is still correct and no slower than the built-in choice.
 
-    dtype: "" for the one that the overlay was tuned in.
+    dtype: "" for the one that the overlay was tuned in. On a CPU torch takes the threads that it was tuned with.
     """
     overlay = read_overlay(path)
     if overlay.stamp is None or overlay.model is None:
         raise ConfigError(f"operator overlay {path}: it was not written by `edgeflow tune`, nothing can be re-checked")
     weights, number = overlay.stamp.weights, dtype_named(dtype or overlay.stamp.dtype)
-    reject_stale(path, overlay.stamp, current_stamp(device, number, weights))
+    reject_stale(path, overlay.stamp, current_stamp(device, number, weights, overlay.stamp.threads))
+    adopt_threads(overlay.stamp)
     shape = overlay.model
     tuner = _tuner(shape, device, number, samples, weights)
     problems = [(tuner.key(case), case) for case in model_cases(shape)]

@@ -87,7 +87,8 @@ def test_tune_writes_an_overlay_resumes_and_is_served(checkpoint, tmp_path):
     out = tmp_path / "tuned.json"
     arguments = ("tune", "--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu")
     first = json.loads(run(*arguments, "--out", str(out), "--json"))
-    assert first["stamp"]["hw_profile"] == "cpu" and first["model"]["hidden"] == 64
+    assert first["stamp"]["hw_profile"] == "cpu" and first["stamp"]["threads"] == torch.get_num_threads() == 1
+    assert first["model"]["hidden"] == 64
     names = "op_name", "layer_role", "stage", "kv", "shape_sig"
     keys = [tuple(entry[name] for name in names) for entry in first["entries"]]
     assert len(keys) == len(set(keys)) >= 10 and all(entry["us"] > 0 for entry in first["entries"])
@@ -103,19 +104,24 @@ def test_tune_writes_an_overlay_resumes_and_is_served(checkpoint, tmp_path):
     assert all(line["why"].startswith("tuned.json: model_name=llama, hw_profile=cpu") for line in told)
 
 
+@pytest.mark.usefixtures("one_thread_around")
 def test_a_file_without_the_format_of_weights_is_not_measured_again_and_can_be_checked(checkpoint, tmp_path):
-    """As it was written before there was this dimension."""
+    """As it was written before there was this dimension. The check computes with the threads of the file."""
     out = tmp_path / "tuned.json"
     arguments = ("--model", str(checkpoint), "--rows", "6", "--samples", "1", "--device", "cpu", "--out", str(out))
-    tuned = json.loads(run("tune", *arguments, "--json"))
+    tuned = json.loads(run("tune", *arguments, "--threads", "2", "--json"))
+    assert tuned["stamp"]["threads"] == torch.get_num_threads() == 2
+    torch.set_num_threads(1)
     assert {entry["weight"] for entry in tuned["entries"] if entry["op_name"] == "linear"} == {"float"}
     for entry in tuned["entries"]:
         del entry["weight"]
     out.write_text(json.dumps(tuned))
-    again = json.loads(run("tune", *arguments, "--json"))
+    again = json.loads(run("tune", *arguments, "--threads", "2", "--json"))
+    torch.set_num_threads(1)
     assert len(again["entries"]) == len(tuned["entries"])
     verdicts = json.loads(RUNNER.invoke(app, ["tune", "--regress", *arguments, "--json"]).stdout)
     assert not [each for each in verdicts if each["complaint"].startswith("no problem")]
+    assert torch.get_num_threads() == 2
 
 
 def test_tune_rejects_the_file_of_another_model(checkpoint, tmp_path):
@@ -125,6 +131,7 @@ def test_tune_rejects_the_file_of_another_model(checkpoint, tmp_path):
     for options, named in (
         (("--rows", "3"), "rows 2, here 3"),
         (("--rows", "2", "--head", "int8"), "head float, here int8"),
+        (("--rows", "2", "--threads", "2"), "threads 1, here 2"),
         (("--rows", "3", "--dtype", "bfloat16"), "dtype float32, here bfloat16; rows 2, here 3"),
     ):
         with pytest.raises(ConfigError, match=rf"holds results with {named}: name another file with --out, or remove"):

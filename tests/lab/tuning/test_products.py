@@ -230,7 +230,9 @@ def test_a_model_that_is_served_in_bfloat16_is_tuned_in_it(tmp_path: Path):
     checked = CliRunner().invoke(app, ["tune", "--regress", *ours, "--json"], catch_exceptions=False)
     assert json.loads(checked.stdout), "checked in the dtype of the file"
 
-    told = rf"write another file with `edgeflow tune (--model {chat} --device cpu --dtype float32) --out FILE`"
+    told = (
+        rf"write another file with `edgeflow tune (--model {chat} --device cpu --dtype float32 --threads 1) --out FILE`"
+    )
     with pytest.raises(ConfigError, match=told) as caught:
         load_chat(load_config(None, {**changes, "chat.dtype": "float32"}), lambda *_: None)
     named = re.search(told, str(caught.value))
