@@ -156,10 +156,10 @@ def main() -> int:
     parser.add_argument("--gpus", default="", help='compute capabilities, such as "8.7"')
     parser.add_argument("--installed", action="store_true", help="check again, with the wheels of the lock installed")
     options = parser.parse_args()
-    base = look()
+    pythons, base = pythons_of(Path(options.lock).read_text()), look()
     print(f"Python {base.python}, torch {base.torch or 'missing'}, CUDA {base.cuda or 'missing'}, "
           f"ptxas {base.ptxas or 'missing'}, {base.machine}")  # fmt: skip
-    found = faults(base, options.lock, pythons_of(Path(options.lock).read_text()))
+    found = faults(base, options.lock, pythons)
     if options.installed:
         found += faults_installed(base, options.lock)
     for text in warnings(base, options.gpus.split()):
