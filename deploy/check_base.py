@@ -81,8 +81,8 @@ def faults(base: BaseImage, lock: str, pythons: list[str]) -> list[str]:
     found = []
     if base.python not in pythons:
         found.append(
-            f"this base has Python {base.python}, and {lock} holds wheels for Python {' and '.join(pythons)}: build with "
-            f"{KNOWN_BASES}, or name a lock for it with --build-arg LOCK=FILE --build-arg DOCS_LOCK=FILE"
+            f"this base has Python {base.python}, and {lock} holds wheels for Python {' and '.join(pythons)}: "
+            f"build with {KNOWN_BASES}, or name a lock for it with --build-arg LOCK=FILE --build-arg DOCS_LOCK=FILE"
         )
     if not base.torch:
         return [*found, f"python3 of this base cannot import torch ({base.torch_error}): build with {KNOWN_BASES}"]
@@ -108,8 +108,8 @@ def faults_installed(base: BaseImage, lock: str) -> list[str]:
         found.append(f"torch {base.torch} in {ENVIRONMENT} hides the base's: take torch out of {lock}")
     if base.numpy_error:
         found.append(
-            f"torch {base.torch} of this base cannot use {base.numpy_error}: add numpy<2 to constraints/cpu.txt and write "
-            f"{lock} anew (scripts/check-wheels --update), or use a base with a newer torch"
+            f"torch {base.torch} of this base cannot use {base.numpy_error}: add numpy<2 to constraints/cpu.txt "
+            f"and write {lock} anew (scripts/check-wheels --update), or use a base with a newer torch"
         )
     return found
 
@@ -122,8 +122,8 @@ def warnings(base: BaseImage, gpus: list[str]) -> list[str]:
     missing = [gpu for gpu in gpus if "sm_" + re.sub(r"\D", "", gpu) not in " ".join(base.gpus)]
     if base.gpus and missing:
         found.append(
-            f"torch {base.torch} has kernels for {' '.join(base.gpus)}, none for {' '.join(missing)}: check the base, and "
-            "--build-arg ARCHITECTURES (Orin: 8.7, Thor: 11.0a)"
+            f"torch {base.torch} has kernels for {' '.join(base.gpus)}, none for {' '.join(missing)}: check the base, "
+            "and --build-arg ARCHITECTURES (Orin: 8.7, Thor: 11.0a)"
         )
     return found
 

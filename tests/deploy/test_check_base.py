@@ -46,14 +46,14 @@ def test_bases_of_both_jetpacks_have_no_fault(base: BaseImage, gpu: str):
     [
         (
             {"python": "3.11"},
-            "has Python 3.11, and constraints/jetson.txt holds wheels for Python 3.10 and 3.12",
+            "Python 3.11, and constraints/jetson.txt holds wheels for Python 3.10 and 3.12",
             "BASE=",
         ),
         ({"python": "3.8"}, "Python 3.8", "--build-arg LOCK=FILE --build-arg DOCS_LOCK=FILE"),
         (
             {"torch": "", "torch_error": "No module named 'torch'"},
             "No module named 'torch'",
-            "BASE=dustynv/pytorch:2.7",
+            "BASE=dustynv/",
         ),
         ({"cuda": ""}, "torch 2.7.0 of this base is a build without CUDA", "BASE=nvcr.io/nvidia/pytorch:25.08-py3"),
         ({"torch": "2.5.0a0+872d972e41.nv24.8"}, "older than 2.6", "(JetPack 6)"),

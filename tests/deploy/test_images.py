@@ -97,9 +97,7 @@ def test_the_bases_are_arguments_and_their_python_is_one_of_the_lock():
     assert all("FROM ${" in path.read_text() and "FROM $(" not in path.read_text() for path in DOCKERFILES)
     cpu = {stage.base for stage in IMAGES["cpu"]}
     assert cpu == {"debian:bookworm-slim"}
-    assert {PYTHON_OF[each] for each in ("bookworm", "trixie", "24.04")} == {*pythons("cpu-image")}, (
-        "as Dockerfile says"
-    )
+    assert {PYTHON_OF[each] for each in ("bookworm", "trixie", "24.04")} == {*pythons("cpu-image")}, "as it says"
     for stage in IMAGES["cuda"]:
         assert re.fullmatch(r"nvidia/cuda:13\.0\.2-\w+-ubuntu24\.04@sha256:[0-9a-f]{64}", stage.base)
     assert pythons("cuda") == [PYTHON_OF["24.04"]]
@@ -167,9 +165,7 @@ def test_the_locks_hold_what_the_project_needs(name: str):
             assert requirement.specifier.contains(versions[requirement.name]), (python, requirement)
         tested = dict(line.split(";")[0].strip().split("==") for line in TESTED if "==" in line)
         for package in {"triton", "safetensors", "tokenizers", "llguidance", "jinja2"} & {*versions}:
-            assert versions[package] == tested[package], (
-                f"{package} is tested in another: scripts/check-wheels --update"
-            )
+            assert versions[package] == tested[package], f"another {package} is tested: scripts/check-wheels --update"
 
 
 @pytest.mark.parametrize("lock", [*LOCKS.values(), *(f"docs-{lock}" for lock in LOCKS.values())])
