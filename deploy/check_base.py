@@ -27,7 +27,7 @@ KNOWN_BASES = " or ".join(f"--build-arg BASE={base} (JetPack {number})" for numb
 
 @dataclass(frozen=True)
 class BaseImage:
-    """What a base image has."""
+    """A base image: its Python, its torch, its CUDA tools."""
 
     python: str
     """Its python3, such as 3.10."""
@@ -44,11 +44,11 @@ class BaseImage:
     ptxas: str = ""
     """CUDA of ptxas; empty: it does not run."""
     numpy_error: str = ""
-    """What torch says when it takes an array."""
+    """The error of torch that takes an array; empty: none."""
 
 
 def look() -> BaseImage:
-    """What the Python that runs this has."""
+    """Look at the Python that runs this, and at what it can import."""
     python, machine = "{}.{}".format(*sys.version_info), platform.machine()
     try:
         import torch
@@ -77,7 +77,7 @@ def look() -> BaseImage:
 
 
 def faults(base: BaseImage, lock: str, pythons: list[str]) -> list[str]:
-    """What keeps edgeflow from running on this base, each with its mend. pythons: those of the lock."""
+    """Faults that keep edgeflow from running on this base, each with its mend. pythons: those of the lock."""
     found = []
     if base.python not in pythons:
         found.append(
@@ -102,20 +102,20 @@ def faults(base: BaseImage, lock: str, pythons: list[str]) -> list[str]:
 
 
 def faults_installed(base: BaseImage, lock: str) -> list[str]:
-    """What installing the wheels of the lock broke."""
+    """Faults that came with the wheels of the lock."""
     found = []
     if ENVIRONMENT in base.torch_folder.parents:
         found.append(f"torch {base.torch} in {ENVIRONMENT} hides the base's: take torch out of {lock}")
     if base.numpy_error:
         found.append(
-            f"torch {base.torch} of this base cannot use {base.numpy_error}: add numpy<2 to constraints/cpu.txt "
-            f"and write {lock} anew (scripts/check-wheels --update), or use a base with a newer torch"
+            f"torch {base.torch} of this base cannot use {base.numpy_error}: use a base with a newer torch, "
+            f"or an older NumPy in {lock} (scripts/check-wheels)"
         )
     return found
 
 
 def warnings(base: BaseImage, gpus: list[str]) -> list[str]:
-    """What may be wrong. gpus: compute capabilities that the image is for, such as 8.7 or 11.0a."""
+    """Warnings of what may be wrong. gpus: compute capabilities that the image is for, such as 8.7 or 11.0a."""
     found = []
     if base.machine != "aarch64":
         found.append(f"this is a {base.machine} machine: the image will not run on a Jetson, which is aarch64")

@@ -70,7 +70,18 @@ def test_the_wheels_may_neither_replace_torch_nor_bring_a_numpy_that_it_cannot_u
     (hidden,) = faults_installed(replace(ORIN, torch_folder=Path("/opt/edgeflow/lib/python3.10/torch")), LOCK)
     assert "hides the base's: take torch out of constraints/jetson.txt" in hidden
     (array,) = faults_installed(replace(ORIN, numpy_error="NumPy 2.2.6: Numpy is not available"), LOCK)
-    assert "NumPy 2.2.6" in array and "numpy<2" in array
+    assert "NumPy 2.2.6" in array and "a base with a newer torch, or an older NumPy in constraints/jetson.txt" in array
+
+
+def test_the_page_explains_these_errors():
+    page = (ROOT / "docs/operate/deploy.md").read_text()
+    table = page.partition("| error | what to do |")[2].partition("\n\n")[0]
+    named = [text for row in table.splitlines()[2:] for text in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    broken = [replace(ORIN, python="3.11", cuda="", torch="2.5", ptxas=""), replace(ORIN, ptxas="13.0")]
+    found = [line for base in [*broken, replace(ORIN, torch="")] for line in faults(base, LOCK, PYTHONS)]
+    found += faults_installed(replace(ORIN, torch_folder=Path("/opt/edgeflow/torch"), numpy_error="NumPy 2"), LOCK)
+    assert [text for text in named if not any(text in line for line in found)] == []
+    assert [line for line in found if not any(text in line for text in named)] == []
 
 
 def test_what_the_build_cannot_know_is_a_warning():

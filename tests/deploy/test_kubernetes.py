@@ -55,12 +55,12 @@ def test_the_probes_are_the_image_s_check_and_the_health_listener():
 
 def test_ports_are_the_services_and_health_is_not_published():
     config = load_config(DEPLOY / "config.json", {"health.host": "0.0.0.0"})
-    assert PORTS == {
+    assert {
         "grpc": config.grpc.port,
         "http": config.http.port,
         "health": config.health.port,
         "robots": config.frontends.port,
-    }
+    } == PORTS
     published = {port["targetPort"]: port["port"] for port in PARTS["Service"]["spec"]["ports"]}
     assert published == {name: port for name, port in PORTS.items() if name != "health"}
     labels = POD["metadata"]["labels"]
