@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -84,14 +84,13 @@ class CameraSpec:
     """Pixels."""
     format: ImageFormat
     """Encoding of the images that are passed to `push`."""
-    _: KW_ONLY
-    send: ImageFormat | None = None
+    send: ImageFormat | None = field(default=None, kw_only=True)
     """Encoding on the wire. JPEG: the SDK encodes RGB8 images, which needs simplejpeg, of edgeflow-client's extra
     `images`. None = JPEG, but images as they are to a service on the robot's own machine.
     """
-    quality: int = JPEG_QUALITY
+    quality: int = field(default=JPEG_QUALITY, kw_only=True)
     """Quality of the JPEG that the SDK encodes, 1 to 100."""
-    resize: bool = False
+    resize: bool = field(default=False, kw_only=True)
     """The SDK shrinks RGB8 images to what the policy takes, in proportion, before it sends them; needs pillow, of the
     same extra.
     """

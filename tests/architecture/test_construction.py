@@ -46,8 +46,12 @@ def wide_dataclasses(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _is_field(node: ast.stmt) -> bool:
+    """True for a field that may be given by position, and for the mark KW_ONLY."""
     variable = ("ClassVar", "typing.ClassVar")
-    return isinstance(node, ast.AnnAssign) and not ast.unparse(node.annotation).startswith(variable)
+    if not isinstance(node, ast.AnnAssign) or ast.unparse(node.annotation).startswith(variable):
+        return False
+    given = node.value.keywords if isinstance(node.value, ast.Call) else []
+    return not any(each.arg == "kw_only" and ast.unparse(each.value) == "True" for each in given)
 
 
 def _is_no_mark(node: ast.stmt) -> bool:

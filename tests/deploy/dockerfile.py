@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ARGUMENT = re.compile(r"\$\{(\w+)\}")
+
 
 @dataclass
 class ImageStage:
@@ -16,7 +18,9 @@ class ImageStage:
     """The image it starts from, with build arguments' defaults put in."""
     name: str
     lines: list[tuple[str, str]] = field(default_factory=list)
-    """(instruction, rest)."""
+    """(instruction, rest), with the defaults of its build arguments in place of ${NAME}."""
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Build arguments declared in the stage, with their defaults."""
 
     def all(self, instruction: str) -> list[str]:
         return [rest for each, rest in self.lines if each == instruction]
@@ -33,6 +37,18 @@ class ImageStage:
     def environment(self) -> dict[str, str]:
         return dict(word.split("=", 1) for rest in self.all("ENV") for word in rest.split())
 
+    @property
+    def sources(self) -> list[str]:
+        """What it copies from the build context."""
+        copies = [rest.split() for rest in self.all("COPY") if not rest.startswith("--from")]
+        return [source for words in copies for source in words[:-1]]
+
+    @property
+    def built_in(self) -> str:
+        """The name of the stage whose files it takes."""
+        (stage,) = (rest.split()[0].removeprefix("--from=") for rest in self.all("COPY") if rest.startswith("--from"))
+        return stage
+
 
 def stages(path: Path) -> list[ImageStage]:
     """The stages of a Dockerfile, in order."""
@@ -43,10 +59,21 @@ def stages(path: Path) -> list[ImageStage]:
         instruction, _, rest = line.strip().partition(" ")
         if instruction == "FROM":
             base, _, name = rest.partition(" AS ")
-            found.append(ImageStage(re.sub(r"\$\{(\w+)\}", lambda hit: defaults[hit[1]], base), name))
-        elif instruction == "ARG" and not found:
-            name, _, default = rest.partition("=")
-            defaults[name] = default
+            found.append(ImageStage(ARGUMENT.sub(lambda hit: defaults[hit[1]], base), name))
+        elif instruction == "ARG":
+            name, assigned, default = rest.strip().partition("=")
+            inherited = defaults.get(name, "") if found else ""
+            (found[-1].arguments if found else defaults)[name] = default.strip('"') if assigned else inherited
         elif instruction:
-            found[-1].lines.append((instruction, rest.strip()))
+            here = found[-1]
+            if instruction != "RUN":
+                rest = ARGUMENT.sub(lambda hit: here.arguments[hit[1]], rest)  # noqa: B023
+            here.lines.append((instruction, rest.strip()))
     return found
+
+
+def image(path: Path, target: str = "") -> tuple[ImageStage, ImageStage]:
+    """The stage that a target is built in and its final one; without a target, of the last stage."""
+    found = stages(path)
+    final = next(each for each in found if each.name == target) if target else found[-1]
+    return next(each for each in found if each.name == final.built_in), final

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 import edgeflow
+from deploy.check_base import JETPACKS
 from edgeflow.config.service import load_config
-from tests.deploy.dockerfile import stages
+from tests.deploy.dockerfile import ImageStage, image
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -20,24 +22,59 @@ UNIT = re.sub(r"\\\n\s*", "", (DEPLOY / "edgeflow.service").read_text())
 DRAIN_S = 5
 
 
-@pytest.fixture(params=["gpu", "jetson"])
-def service(request: pytest.FixtureRequest) -> dict:
-    return COMPOSE["services"][request.param]
+SUFFIXES = {"gpu": "", "cpu": "-cpu", "jetson": "-jetson", "thor": "-thor"}
+
+
+@pytest.fixture(params=SUFFIXES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def service(name: str) -> dict:
+    return COMPOSE["services"][name]
+
+
+def final_stage(service: dict) -> ImageStage:
+    build = service["build"]
+    return image(DEPLOY / build["context"] / build["dockerfile"], build.get("target", ""))[1]
 
 
 def unit(name: str) -> list[str]:
     return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
 
 
-def test_each_service_is_built_from_its_dockerfile_and_carries_this_version(service):
-    assert stages(DEPLOY / service["build"]["context"] / service["build"]["dockerfile"])
-    assert service["image"].removesuffix("-jetson") == f"edgeflow:{edgeflow.__version__}"
+def test_the_file_keeps_the_schema_of_compose():
+    checker = Path(sys.executable).with_name("check-jsonschema")
+    command = [checker, "--builtin-schema", "vendor.compose-spec", DEPLOY / "compose.yaml"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert told.returncode == 0, told.stdout
+
+
+def test_each_profile_is_one_service_with_an_image_of_this_version(name: str, service: dict):
+    assert {*COMPOSE["services"]} == {*SUFFIXES} and service["profiles"] == [name]
+    assert service["image"] == f"edgeflow:{edgeflow.__version__}{SUFFIXES[name]}"
+
+
+def test_each_service_starts_the_image_s_command(name: str, service: dict):
+    final = final_stage(service)
+    on_cpu = ["--device", "cpu"] if name == "cpu" else []  # config.json says cuda
+    assert service.get("command", final.command("CMD")) == [*final.command("CMD"), *on_cpu]
+    assert (final.name == "cpu") == (name == "cpu")
+    assert [port.split(":")[1] for port in service["ports"]] == final.last("EXPOSE").split()
+    assert f"cache:{final.last('VOLUME')}" in service["volumes"]
+
+
+def test_a_thor_gets_the_base_of_its_jetpack():
+    arguments = COMPOSE["services"]["thor"]["build"]["args"]
+    assert arguments == {"BASE": JETPACKS[7], "ARCHITECTURES": "11.0a"}
+    assert "args" not in COMPOSE["services"]["jetson"]["build"], "Dockerfile.jetson's own are an Orin's"
 
 
 def test_each_service_gets_its_gpu():
     (device,) = COMPOSE["services"]["gpu"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
-    assert COMPOSE["services"]["jetson"]["runtime"] == "nvidia"
+    assert {name for name, each in COMPOSE["services"].items() if each.get("runtime") == "nvidia"} == {"jetson", "thor"}
 
 
 def test_services_have_no_needless_privileges(service):
@@ -74,7 +111,7 @@ def test_both_wait_for_the_drain_and_longer_for_the_start(service):
 
 
 def test_the_unit_runs_the_images_command():
-    final = stages(DEPLOY.parent / "Dockerfile")[-1]
+    final = final_stage(COMPOSE["services"]["gpu"])
     started = " ".join([f"/opt/edgeflow/bin/{final.command('ENTRYPOINT')[0]}", *final.command("CMD")])
     assert unit("ExecStart") == [started]
     assert "/opt/edgeflow/bin/edgeflow health --config /etc/edgeflow/config.json" in unit("ExecStartPost")[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import is_dataclass
 
 import msgpack
 import pytest
@@ -22,6 +23,7 @@ from edgeflow.ipc.messages import (
     Shutdown,
     SubmitFrame,
 )
+from edgeflow_client import types
 from edgeflow_client.errors import WorkerError
 from edgeflow_client.types import ActionSchema
 
@@ -160,3 +162,9 @@ def test_a_frame_has_the_pixels_that_its_sizes_say(sizes: list[int], payload: by
     frame = SubmitFrame(session=1, epoch=1, seq=1, sizes=sizes, instruction="go", payload=payload)
     with pytest.raises(WorkerError):
         frame.images()
+
+
+def test_python_3_10_can_read_the_types_of_the_sdk_that_messages_carry():
+    """Its get_type_hints rejects dataclasses.KW_ONLY, and with it every message that carries such a dataclass."""
+    kinds = [kind for kind in vars(types).values() if is_dataclass(kind)]
+    assert len(kinds) > 3 and [kind.__name__ for kind in kinds if "_" in kind.__annotations__] == []
