@@ -32,16 +32,13 @@ RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-h
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
 # Of the laboratory stays what `edgeflow verify`, `tune` and `doctor` import.
-RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
-    && cd / && python -m edgeflow.kernels.native.build \
-    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/edgeflow/lab" \
-    && rm -rf demo gpu kv260 quantize sim
+RUN deploy/install.sh demo gpu kv260 quantize sim
 
 FROM ${CPU_BASE} AS cpu
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
-    && apt-get clean && rm -rf /var/lib/apt/lists/* \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig \
     && groupadd --gid 10001 edgeflow \
     && useradd --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
     && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \
@@ -86,17 +83,14 @@ RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-h
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
 # Of the laboratory stays what converts, proves and tunes models.
-RUN pip install --no-deps ./client . && edgeflow config schema > /dev/null \
-    && cd / && python -m edgeflow.kernels.native.build \
-    && cd "$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/edgeflow/lab" \
-    && rm -rf demo gpu kv260 sim
+RUN deploy/install.sh demo gpu kv260 sim
 
 FROM ${CUDA_BASE}
 # gcc and Python's headers: Triton compiles a small launcher for each kernel.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends gcc libc6-dev python3 python3-dev \
-    && apt-get clean && rm -rf /var/lib/apt/lists/* \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig \
     && groupadd --gid 10001 edgeflow \
     && useradd --uid 10001 --gid edgeflow --home-dir /var/cache/edgeflow --shell /usr/sbin/nologin edgeflow \
     && install -d -o edgeflow -g edgeflow /var/cache/edgeflow \

@@ -122,7 +122,9 @@ PARTS = (
             f"image-{target}",
             minutes,
             (
-                NightlyStep(f"image-{target}-base", ("scripts/bare-system", suite, f"build/base/{suite}"), result=False),
+                NightlyStep(
+                    f"image-{target}-base", ("scripts/bare-system", suite, f"build/base/{suite}"), result=False
+                ),
                 NightlyStep(f"image-{target}-build", _image(target, "--base", f"build/base/{suite}"), result=False),
                 NightlyStep(f"image-{target}-checks", (*PYTHON, "benchmarks.images.checks", ARCHIVE.format(target))),
                 *steps,

@@ -5,17 +5,27 @@ Needs nothing but Python: scripts/build-image reads archives where nothing is in
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
+import re
 import shutil
 import tarfile
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 WHITEOUT = ".wh."
 """Before the name of a file that a layer removes."""
+KEPT = ("architecture", "config", "history", "os", "variant")
+OF_A_CONTAINER = ("Hostname", "Image")
+"""Fields of a configuration that differ from build to build."""
+COPIED = re.compile(r"(dir|file|multi):[0-9a-f]{64} in ")
+"""A builder's name for the files of a COPY, which has their times in it."""
 OPAQUE = ".wh..wh..opq"
 """A folder's content in lower layers is removed."""
 
@@ -64,12 +74,75 @@ class ImageArchive:
         made = [""] * (len(sizes) - len(made)) + made
         return [ImageLayer(_words(line), size) for line, size in zip(made, sizes, strict=True)]
 
+    def without_times(self, path: Path, latest: int) -> ImageArchive:
+        """Write the image as an archive that is the same for each build of the same files: nothing is later than `latest`
+        (seconds since 1970), and no builder, host or container is named."""
+        config = {name: value for name, value in self.config.items() if name in KEPT}
+        config["config"] = {name: value for name, value in config["config"].items() if name not in OF_A_CONTAINER}
+        config["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(latest))
+        layers = []
+        with (
+            tarfile.open(self.path) as archive,
+            tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as written,
+            tempfile.TemporaryFile() as layer,
+        ):
+            for name in self.manifest["Layers"]:
+                layer.seek(0)
+                layer.truncate()
+                _clamped(archive.extractfile(name), layer, latest)
+                digest, size = _digest(layer), layer.tell()
+                layers.append(digest)
+                layer.seek(0)
+                _add(written, f"{digest}.tar", layer, size)
+            config["rootfs"] = {"type": "layers", "diff_ids": [f"sha256:{digest}" for digest in layers]}
+            config["history"] = [
+                {
+                    "created": config["created"],
+                    "created_by": COPIED.sub("", each.get("created_by", "")),
+                    "empty_layer": each.get("empty_layer", False),
+                }
+                for each in config.get("history", ())
+            ]
+            text = json.dumps(config, sort_keys=True).encode()
+            name = f"{hashlib.sha256(text).hexdigest()}.json"
+            _add(written, name, io.BytesIO(text), len(text))
+            manifest = [{"Config": name, "RepoTags": self.manifest["RepoTags"], "Layers": [f"{x}.tar" for x in layers]}]
+            text = json.dumps(manifest).encode()
+            _add(written, "manifest.json", io.BytesIO(text), len(text))
+        return ImageArchive(path)
+
     def unpack(self, folder: Path) -> None:
         """Write the image's files with their owners and modes; needs root, and a folder that is empty."""
         with tarfile.open(self.path) as archive:
             for name in self.manifest["Layers"]:
                 with tarfile.open(fileobj=archive.extractfile(name)) as layer:
                     layer.extractall(folder, _kept(layer, folder), numeric_owner=True, filter="tar")
+
+
+def _clamped(layer: IO[bytes], target: IO[bytes], latest: int) -> None:
+    """Copy a layer; files that were made in the build get its time."""
+    with (
+        tarfile.open(fileobj=layer) as read,
+        tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as written,
+    ):
+        for member in read:
+            member.mtime = int(min(member.mtime, latest))
+            member.pax_headers = {name: value for name, value in member.pax_headers.items() if "time" not in name}
+            written.addfile(member, read.extractfile(member) if member.isreg() else None)
+
+
+def _digest(file: IO[bytes]) -> str:
+    file.seek(0)
+    digest = hashlib.sha256()
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _add(archive: tarfile.TarFile, name: str, file: IO[bytes], size: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    archive.addfile(member, file)
 
 
 def _json(archive: tarfile.TarFile, name: str) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,8 @@ from edgeflow_client.loadtest.terminal import table_console
 
 ROOT = Path(__file__).parents[2]
 READY_S = 120.0
+MOVES = 60
+"""The answers that the example waits for; it moves more often where some are for the same frame."""
 STOP_S = 5.0
 """An orchestrator that stops a container waits longer (Docker: 10 s), then kills."""
 UNPACKED_BYTES = 1_600_000_000
@@ -131,7 +134,8 @@ class ImageChecks:
 
     def _robot(self, container: Container) -> str:
         told = container.beside(sys.executable, str(ROOT / "examples" / "tool_pose.py"))
-        return _told(told, "60 moves")
+        moves = re.search(r"(\d+) moves", _told(told, "moves"))
+        return _expect(moves is not None and int(moves[1]) >= MOVES, told.stdout.strip())
 
     def _load(self, container: Container) -> str:
         words = ("loadtest", "127.0.0.1:50051", "--robots", "2", "--rate", "5", "--json")
@@ -163,8 +167,8 @@ class ImageChecks:
 
     def _from_caches(self, container: Container) -> str:
         ready = _ready(container)
-        (opened,) = (line for line in self._events() if line.get("phase") == "starting")
-        assert opened["model"] == HUB_MODEL, opened
+        (opened,) = (line for line in self._events() if line.get("phase") == "ready")
+        assert opened["model"] == HUB_MODEL.split("/")[1] and OVERLAY in opened["operators"], opened
         return f"{ready}, model and operators from the volume, without a network"
 
     def _events(self) -> Iterator[dict[str, Any]]:
