@@ -31,8 +31,7 @@ COPY constraints/docs-cpu-image.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cpu-image.txt
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
-# Of the laboratory stays what `edgeflow verify`, `tune` and `doctor` import.
-RUN deploy/install.sh demo gpu kv260 quantize sim
+RUN deploy/install.sh
 
 FROM ${CPU_BASE} AS cpu
 # hadolint ignore=DL3008
@@ -82,8 +81,7 @@ COPY constraints/docs-cuda.txt constraints/
 RUN python3 -m venv /opt/docs && /opt/docs/bin/pip install --no-deps --require-hashes -r constraints/docs-cuda.txt
 COPY . .
 RUN PYTHON=/opt/docs/bin/python scripts/docs
-# Of the laboratory stays what converts, proves and tunes models.
-RUN deploy/install.sh demo gpu kv260 sim
+RUN deploy/install.sh
 
 FROM ${CUDA_BASE}
 # gcc and Python's headers: Triton compiles a small launcher for each kernel.

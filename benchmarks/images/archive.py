@@ -65,9 +65,9 @@ class ImageArchive:
 
     def layers(self) -> list[ImageLayer]:
         """The layers in order; a base that hides its history comes first as one without an instruction."""
-        sizes = []
+        sizes, names = [], self.manifest["Layers"]
         with tarfile.open(self.path) as archive:
-            for name in self.manifest["Layers"]:
+            for name in names:
                 with tarfile.open(fileobj=archive.extractfile(name)) as layer:
                     sizes.append(sum(member.size for member in layer))
         made = [each["created_by"] for each in self.config.get("history", ()) if not each.get("empty_layer")]
@@ -75,8 +75,8 @@ class ImageArchive:
         return [ImageLayer(_words(line), size) for line, size in zip(made, sizes, strict=True)]
 
     def without_times(self, path: Path, latest: int) -> ImageArchive:
-        """Write the image as an archive that is the same for each build of the same files: nothing is later than `latest`
-        (seconds since 1970), and no builder, host or container is named."""
+        """Write the image as an archive that is the same for each build of the same files: no file is later than
+        `latest` (seconds since 1970), and no builder, host or container is named."""
         config = {name: value for name, value in self.config.items() if name in KEPT}
         config["config"] = {name: value for name, value in config["config"].items() if name not in OF_A_CONTAINER}
         config["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(latest))

@@ -67,6 +67,12 @@ SHOWN = {
         ("early-frames-cpu", "robots that send before their turn", "early_frames --rounds 8 --seconds 15"),
         ("act-latency-cpu", "one action over HTTP", "act_latency URL --count 300"),
     ),
+    "images": (
+        ("image-cpu", "the image for CPUs, checked", "images.checks ARCHIVE"),
+        ("image-jetson", "the image for a Jetson, on a stand-in base", "images.checks ARCHIVE"),
+        ("image-cuda", "the image for a GPU, on a stand-in base", "images.checks ARCHIVE"),
+        ("image-speed-cpu", "the image for CPUs beside the tree", "images.overhead ARCHIVE"),
+    ),
     "front-ends": (
         ("front-ends-round-trip-cpu", "an openpi client", f"front_ends round-trip {OPENPI}"),
         ("front-ends-beside-grpc-cpu", "a gRPC robot beside eight openpi clients", "front_ends beside-grpc"),

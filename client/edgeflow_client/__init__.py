@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from edgeflow_client.robot import RobotClient
     from edgeflow_client.types import ActionSchema, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ActionSchema",
     "CameraSpec",

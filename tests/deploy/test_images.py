@@ -32,6 +32,7 @@ IMAGES = {
 }
 LOCKS = {"cpu": "cpu-image", "cuda": "cuda", "jetson": "jetson"}
 LOCKED = re.compile(r"([^#]+?)((?: --hash=sha256:[0-9a-f]{64})+)")
+INSTALL = ROOT / "deploy" / "install.sh"
 DOCKERFILES = [ROOT / "Dockerfile", ROOT / "Dockerfile.jetson"]
 PYTHON_OF = {"bookworm": "3.11", "trixie": "3.13", "22.04": "3.10", "24.04": "3.12"}
 PAGES = [ROOT / "docs/operate/deploy.md", ROOT / "docs/operate/jetson.md"]
@@ -53,6 +54,12 @@ def locked(lock: str, python: str = "") -> dict[str, str]:
     here = [each for each in wanted if each.marker is None or each.marker.evaluate(there)]
     assert len({each.name for each in here}) == len(here), "two versions for one Python"
     return {each.name: str(each.specifier).removeprefix("==") for each in here}
+
+
+def commands(stage: ImageStage) -> list[str]:
+    """What it runs, with deploy/install.sh in place of its name."""
+    script = "; ".join(line for line in INSTALL.read_text().splitlines() if not line.startswith("#"))
+    return [script if rest == "deploy/install.sh" else rest for rest in stage.all("RUN")]
 
 
 def project() -> dict:
@@ -88,8 +95,11 @@ def run_options(command: list[str]) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="the extra `dev` has hadolint on Linux")
 def test_hadolint_finds_nothing():
     hadolint = Path(sys.executable).with_name("hadolint")
-    ignored = "--ignore=DL3003"  # `cd` for one command: WORKDIR would stay
-    told = subprocess.run([hadolint, ignored, *DOCKERFILES], capture_output=True, text=True, check=False)
+    ignored = (
+        "--ignore=DL3003",
+        "--ignore=DL3059",
+    )  # `cd` for one command: WORKDIR would stay; layers built again apart
+    told = subprocess.run([hadolint, *ignored, *DOCKERFILES], capture_output=True, text=True, check=False)
     assert (told.returncode, told.stdout) == (0, "")
 
 
@@ -113,9 +123,9 @@ def test_cuda_of_the_base_is_that_of_the_locked_torch():
 
 def test_copied_files_and_named_scripts_exist_and_are_not_ignored(build: ImageStage, final: ImageStage):
     assert all(any(ROOT.glob(path)) for path in KEPT)
-    runs = " ".join([*build.all("RUN"), *final.all("RUN")])
-    scripts = re.findall(r"(?:^|[ =/])((?:deploy|scripts)/[\w-]+(?:\.py)?)", runs)
-    assert "scripts/docs" in scripts
+    runs = " ".join([*build.all("RUN"), *commands(build), *final.all("RUN")])
+    scripts = re.findall(r"(?:^|[ =/])((?:deploy|scripts)/[\w-]+(?:\.\w+)?)", runs)
+    assert {"scripts/docs", "deploy/install.sh"} <= {*scripts}
     for source in [*build.sources, *final.sources, *scripts]:
         assert source == "." or (source.split("/")[0] in KEPT and (ROOT / source).exists()), source
     for module in re.findall(r"-m (edgeflow[\w.]*)", runs):
@@ -126,8 +136,8 @@ def test_the_wheels_are_locked_ones_and_nothing_is_resolved(name: str, build: Im
     lock = LOCKS[name]
     values = {"LOCK": f"constraints/{lock}.txt", "DOCS_LOCK": f"constraints/docs-{lock}.txt"}
     assert {key: build.arguments[key] for key in values if key in build.arguments} in (values, {})
-    text = [re.sub(r'"\$(LOCK|DOCS_LOCK)"', lambda hit: values[hit[1]], rest) for rest in build.all("RUN")]
-    installs = [step for rest in text for step in rest.split(" && ") if "pip install" in step]
+    text = [re.sub(r'"\$(LOCK|DOCS_LOCK)"', lambda hit: values[hit[1]], rest) for rest in commands(build)]
+    installs = [step for rest in text for step in re.split(" && |; ", rest) if "pip install" in step]
     assert all("--no-deps" in each for each in installs)
     assert f"--require-hashes -r {values['LOCK']}" in installs[0]
     assert f"--require-hashes -r {values['DOCS_LOCK']}" in installs[-2]
@@ -138,10 +148,20 @@ def test_the_wheels_are_locked_ones_and_nothing_is_resolved(name: str, build: Im
 def test_the_documentation_is_written_before_the_package_and_its_tools_stay_behind(
     build: ImageStage, final: ImageStage
 ):
-    runs = build.all("RUN")
+    runs = commands(build)
     written = next(at for at, rest in enumerate(runs) if "scripts/docs" in rest)
     assert written < next(at for at, rest in enumerate(runs) if "pip install --no-deps ./client ." in rest)
     assert not any("/opt/docs" in rest for _, rest in final.lines)
+
+
+def test_images_leave_out_only_what_the_commands_in_them_do_not_import():
+    left_out = re.search(r"lab\" && rm -r (.*)\)", INSTALL.read_text())[1].split()
+    lab = ROOT / "edgeflow" / "lab"
+    assert all((lab / each).is_dir() for each in left_out)
+    kept = [lab / "commands" / "checking.py"]
+    kept += [path for each in ("conformance", "trials", "tuning", "verify") for path in (lab / each).rglob("*.py")]
+    imported = re.compile(rf"(from|import) edgeflow\.lab(\.| import )({'|'.join(left_out)})\b")
+    assert [path for path in kept if imported.search(path.read_text())] == []
 
 
 def test_the_image_has_what_the_documentation_shows():
