@@ -116,7 +116,9 @@ class ImageArchive:
         with tarfile.open(self.path) as archive:
             for name in self.manifest["Layers"]:
                 with tarfile.open(fileobj=archive.extractfile(name)) as layer:
-                    layer.extractall(folder, _kept(layer, folder), numeric_owner=True, filter="tar")
+                    if hasattr(tarfile, "tar_filter"):  # Python 3.11.4
+                        layer.extraction_filter = tarfile.tar_filter
+                    layer.extractall(folder, _kept(layer, folder), numeric_owner=True)
 
 
 def _clamped(layer: IO[bytes], target: IO[bytes], latest: int) -> None:

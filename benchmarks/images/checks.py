@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("archive", type=Path, help="of scripts/build-image")
     parser.add_argument("--seconds", type=float, default=20.0, help="of the load test")
     arguments = parser.parse_args()
-    archive = ImageArchive(arguments.archive)
+    archive, facts = ImageArchive(arguments.archive), machine_facts()
     with tempfile.TemporaryDirectory(prefix="edgeflow-image-") as folder:
         checks = ImageChecks(archive, Path(folder), arguments.seconds)
         checks.run()
@@ -267,11 +267,7 @@ def main() -> None:
         table.add_row(each.name, "passed" if each.passed else "FAILED", f"{each.seconds:.1f}", each.found)
     table_console().print(table)
     layers = [asdict(layer) for layer in archive.layers()]
-    base = archive.config["config"].get("Labels", {}).get("edgeflow.stand-in", "")
-    keep(
-        arguments.json,
-        {**machine_facts(), "base": base, "layers": layers, "checks": [asdict(each) for each in checks.results]},
-    )
+    keep(arguments.json, {**facts, "layers": layers, "checks": [asdict(each) for each in checks.results]})
     raise SystemExit(0 if all(each.passed for each in checks.results) else 1)
 
 

@@ -4,7 +4,8 @@
 
 Each round serves on both sides, one after the other, changing which is first, and sends frames one at a time from the
 same client outside. Overhead is the age of an action less the worker's inference; a pass is the worker's. Needs what
-benchmarks.images.checks needs. Build the image from the tree that runs this.
+benchmarks.images.checks needs. Build the image from the tree that runs this, and run it with the image's Python: another
+build of Python is faster or slower.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
     arguments = parser.parse_args()
-    rounds = []
+    rounds, facts = [], machine_facts()
     with tempfile.TemporaryDirectory(prefix="edgeflow-image-") as name:
         folder = Path(name)
         for each in ("root", "volume", "settings"):
@@ -64,7 +65,7 @@ def main() -> None:
         print(
             f"{what}: image {figure['image']:.3f}, tree {figure['tree']:.3f}, ratio {figure['ratio']:.3f} (bar {BAR})"
         )
-    keep(arguments.json, {**machine_facts(), "rounds": rounds, "figures": figures, "bar": BAR})
+    keep(arguments.json, {**facts, "rounds": rounds, "figures": figures, "bar": BAR})
     raise SystemExit(0 if all(figure["ratio"] <= BAR for figure in figures.values()) else 1)
 
 
