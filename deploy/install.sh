@@ -1,7 +1,8 @@
 #!/bin/sh
 # Install this tree in the environment of an image.
 set -eu
-pip install --no-deps ./client .
+# The tools that make the wheels are the tested ones.
+PIP_CONSTRAINT=constraints/cpu.txt PIP_BUILD_CONSTRAINT=constraints/cpu.txt pip install --no-deps ./client .
 edgeflow config schema > /dev/null
 cd / # so that the installed package is imported, not the tree
 python -m edgeflow.kernels.native.build

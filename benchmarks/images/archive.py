@@ -74,9 +74,9 @@ class ImageArchive:
         made = [""] * (len(sizes) - len(made)) + made
         return [ImageLayer(_words(line), size) for line, size in zip(made, sizes, strict=True)]
 
-    def without_times(self, path: Path, latest: int) -> ImageArchive:
+    def without_times(self, path: Path, latest: int, tag: str) -> ImageArchive:
         """Write the image as an archive that is the same for each build of the same files: no file is later than
-        `latest` (seconds since 1970), and no builder, host or container is named."""
+        `latest` (seconds since 1970), and no builder, host or container is named. tag: the image's name."""
         config = {name: value for name, value in self.config.items() if name in KEPT}
         config["config"] = {name: value for name, value in config["config"].items() if name not in OF_A_CONTAINER}
         config["created"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(latest))
@@ -106,7 +106,7 @@ class ImageArchive:
             text = json.dumps(config, sort_keys=True).encode()
             name = f"{hashlib.sha256(text).hexdigest()}.json"
             _add(written, name, io.BytesIO(text), len(text))
-            manifest = [{"Config": name, "RepoTags": self.manifest["RepoTags"], "Layers": [f"{x}.tar" for x in layers]}]
+            manifest = [{"Config": name, "RepoTags": [tag], "Layers": [f"{x}.tar" for x in layers]}]
             text = json.dumps(manifest).encode()
             _add(written, "manifest.json", io.BytesIO(text), len(text))
         return ImageArchive(path)
@@ -116,8 +116,8 @@ class ImageArchive:
         with tarfile.open(self.path) as archive:
             for name in self.manifest["Layers"]:
                 with tarfile.open(fileobj=archive.extractfile(name)) as layer:
-                    if hasattr(tarfile, "tar_filter"):  # Python 3.11.4
-                        layer.extraction_filter = tarfile.tar_filter
+                    if hasattr(tarfile, "fully_trusted_filter"):  # Python 3.11.4; others change modes
+                        layer.extraction_filter = tarfile.fully_trusted_filter
                     layer.extractall(folder, _kept(layer, folder), numeric_owner=True)
 
 

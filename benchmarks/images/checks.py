@@ -1,6 +1,6 @@
 """A built image, run as a container runs it: user, files, health, robots, chat, signals, losses, second start.
 
-    .venv/bin/python -m benchmarks.images.checks build/images/edgeflow-0.1.0-cpu.tar --json FILE
+    .venv/bin/python -m benchmarks.images.checks build/images/edgeflow-0.2.0-cpu.tar --json FILE
 
 Needs root, unshare, nsenter and ip, and no engine: files read-only, no privileges, processes and network apart. Takes
 three minutes, of which `--seconds` are a load test.

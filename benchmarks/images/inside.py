@@ -48,7 +48,7 @@ def _mounted(root: Path, folders: list[list[str]]) -> None:
     for source, path in folders:
         _mount("--bind", source, f"{root}{path}")
     _mount("-t", "proc", "proc", f"{root}/proc")
-    _mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", f"{root}/tmp")
+    _mount("-t", "tmpfs", "-o", "mode=1777,noexec,nosuid,nodev", "tmpfs", f"{root}/tmp")
     _mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", f"{root}/dev")
     for name in DEVICES:
         (root / "dev" / name).touch()

@@ -1,11 +1,11 @@
 """The speed of the service in an image beside that of the same tree outside, in turn.
 
-    .venv/bin/python -m benchmarks.images.overhead build/images/edgeflow-0.1.0-cpu.tar --json FILE
+    .venv/bin/python -m benchmarks.images.overhead build/images/edgeflow-0.2.0-cpu.tar --json FILE
 
 Each round serves on both sides, one after the other, changing which is first, and sends frames one at a time from the
 same client outside. Overhead is the age of an action less the worker's inference; a pass is the worker's. Needs what
-benchmarks.images.checks needs. Build the image from the tree that runs this, and run it with the image's Python: another
-build of Python is faster or slower.
+benchmarks.images.checks needs. Build the image from the tree that runs this, and run this with the image's Python, as
+another build of Python is faster or slower.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def release(out: Path, images: Sequence[Path]) -> Path:
         new.mkdir()
         build_wheels(commit, new)
         (new / "NOTES.md").write_text(notes)
-        (new / f"edgeflow-{version}.cdx.json").write_text(of_environment("edgeflow-server", made))
+        (new / f"edgeflow_server-{version}.cdx.json").write_text(of_environment("edgeflow-server", made))
         for path in images:
             archive = ImageArchive(path)
             check_image(archive, [*new.glob("*.whl")])

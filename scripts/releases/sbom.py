@@ -78,7 +78,9 @@ def of_image(archive: ImageArchive, name: str, version: str, made: datetime) -> 
 
 
 def check_image(archive: ImageArchive, wheels: Sequence[Path]) -> None:
-    """Reject an image whose edgeflow is another than that of the wheels."""
+    """Reject an image on a stand-in base, and one whose edgeflow is another than that of the wheels."""
+    if "edgeflow.stand-in" in (archive.config["config"].get("Labels") or {}):
+        raise ReleaseError(f"{archive.path} was built on a stand-in base, a proof: build it without --base")
     records = {name: data for name, data in _metadata(archive).items() if name.endswith(".dist-info/RECORD")}
     installed = {}
     for data in records.values():

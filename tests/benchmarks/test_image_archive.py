@@ -76,11 +76,12 @@ def test_upper_layers_replace_and_remove(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_two_builds_of_the_same_files_are_the_same_archive(tmp_path: Path):
     builds = [
-        saved(tmp_path / f"saved-{host}", time, host).without_times(tmp_path / host, 1500)
+        saved(tmp_path / f"saved-{host}", time, host).without_times(tmp_path / host, 1500, "edgeflow:2")
         for time, host in ((2000, "one"), (3000, "other"))
     ]
     assert builds[0].path.read_bytes() == builds[1].path.read_bytes()
     assert builds[0].layers() == [ImageLayer("FROM scratch", 7), ImageLayer("COPY /opt", 4)]
+    assert builds[0].manifest["RepoTags"] == ["edgeflow:2"]
     assert builds[0].config["config"] == {"User": "10001"}
     digests = [each.removeprefix("sha256:") for each in builds[0].config["rootfs"]["diff_ids"]]
     with tarfile.open(builds[0].path) as archive:

@@ -16,7 +16,11 @@ from tests.deploy.dockerfile import stages
 ROOT = Path(__file__).parents[2]
 BUILDER = """#!/bin/sh
 echo "$@" >> "$NOTES"
-[ "$1" != save ] || cp "$SAVED" "$3"
+case $1 in
+    save) cp "$SAVED" "$3" ;;
+    import) cat > /dev/null ;;
+    images) echo 1234 ;;
+esac
 """
 
 
@@ -62,7 +66,9 @@ def test_on_a_stand_in_base_nothing_is_pulled_and_what_stays_unproved_is_said(
     arguments = {word.split("=")[0]: word for word in asked.split() if "=" in word}
     bases = {stage.base for stage in stages(ROOT / dockerfile) if stage.name in ("build", "")}
     assert sum(word.endswith("=localhost/edgeflow-base") for word in arguments.values()) == len(bases)
+    assert f"-t edgeflow:proof-{target} " in asked, "no name of an image for use"
     assert told.stdout.splitlines()[-1].startswith("Unproved: ")
+    assert "rmi --force 1234" in Path(builder["NOTES"]).read_text(), "only the archive stays"
 
 
 def test_without_a_builder_it_says_how_to_get_one(tmp_path: Path):

@@ -37,7 +37,8 @@ DOCKERFILES = [ROOT / "Dockerfile", ROOT / "Dockerfile.jetson"]
 PYTHON_OF = {"bookworm": "3.11", "trixie": "3.13", "22.04": "3.10", "24.04": "3.12"}
 PAGES = [ROOT / "docs/operate/deploy.md", ROOT / "docs/operate/jetson.md"]
 TESTED = (ROOT / "constraints" / "cpu.txt").read_text().splitlines()
-KEPT = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+IGNORED = (ROOT / ".dockerignore").read_text().splitlines()
+KEPT = [line[1:] for line in IGNORED if line.startswith("!")]
 
 
 def pythons(lock: str) -> list[str]:
@@ -132,6 +133,13 @@ def test_copied_files_and_named_scripts_exist_and_are_not_ignored(build: ImageSt
         assert importlib.util.find_spec(module), module
 
 
+def test_keys_and_checkpoints_beside_the_compose_file_stay_out_of_images_and_of_git():
+    folders = ["deploy/secrets", "deploy/models"]
+    assert all(IGNORED.index(each) > IGNORED.index("!deploy") for each in folders)
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert all(f"{each}/" in ignored for each in folders)
+
+
 def test_the_wheels_are_locked_ones_and_nothing_is_resolved(name: str, build: ImageStage):
     lock = LOCKS[name]
     values = {"LOCK": f"constraints/{lock}.txt", "DOCS_LOCK": f"constraints/docs-{lock}.txt"}
@@ -141,7 +149,7 @@ def test_the_wheels_are_locked_ones_and_nothing_is_resolved(name: str, build: Im
     assert all("--no-deps" in each for each in installs)
     assert f"--require-hashes -r {values['LOCK']}" in installs[0]
     assert f"--require-hashes -r {values['DOCS_LOCK']}" in installs[-2]
-    assert installs[-1].startswith("pip install --no-deps ./client .")
+    assert installs[-1].endswith(" pip install --no-deps ./client .") and "BUILD_CONSTRAINT=" in installs[-1]
     assert {*values.values()} <= {*build.sources}, "the lock is copied before the tree, so that its layer is kept"
 
 

@@ -124,7 +124,7 @@ def test_the_environment_is_listed_with_licences_and_needs():
     ]
 
 
-def archive(path: Path, *layers: Mapping[str, str]) -> ImageArchive:
+def archive(path: Path, *layers: Mapping[str, str], labels: Mapping[str, str] | None = None) -> ImageArchive:
     """An image whose layers have these files."""
     with tarfile.open(path, "w") as packed:
         names = [f"{index}.tar" for index in range(len(layers))]
@@ -134,6 +134,7 @@ def archive(path: Path, *layers: Mapping[str, str]) -> ImageArchive:
                 for file, text in layer.items():
                     add(files, file, text.encode())
             add(packed, name, inner.getvalue())
+        add(packed, "config.json", json.dumps({"config": {"Labels": labels}}).encode())
         add(packed, "manifest.json", json.dumps([{"Config": "config.json", "Layers": names}]).encode())
     return ImageArchive(path)
 
@@ -177,6 +178,9 @@ def test_an_image_of_another_tree_is_not_released(tmp_path: Path):
         check_image(image("ab", "bb"), [wheel])
     with pytest.raises(ReleaseError, match="has no edgeflow-server"):
         check_image(image("aa", "bb", folder="other-1.0.dist-info"), [wheel])
+    proof = archive(tmp_path / "image.tar", labels={"edgeflow.stand-in": "no CUDA"})
+    with pytest.raises(ReleaseError, match="a proof: build it without --base"):
+        check_image(proof, [wheel])
 
 
 @pytest.mark.night
@@ -196,7 +200,7 @@ def test_two_runs_make_the_same_files(tmp_path: Path):
     run(folder, "sha256sum", "--check", "--strict", "SHA256SUMS")
     assert (folder / "SHA256SUMS").read_text() == (tmp_path / "two" / version / "SHA256SUMS").read_text()
     names = {path.name for path in folder.iterdir()}
-    assert names == {"NOTES.md", "SHA256SUMS", f"edgeflow-{version}.cdx.json"} | {
+    assert names == {"NOTES.md", "SHA256SUMS", f"edgeflow_server-{version}.cdx.json"} | {
         f"edgeflow_{name}-{version}-py3-none-any.whl" for name in ("client", "server", "lerobot")
     }
     with zipfile.ZipFile(folder / f"edgeflow_server-{version}-py3-none-any.whl") as packed:
