@@ -40,8 +40,8 @@ def final_stage(service: dict) -> ImageStage:
     return image(DEPLOY / build["context"] / build["dockerfile"], build.get("target", ""))[1]
 
 
-def unit(name: str) -> list[str]:
-    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+def unit(name: str, text: str = UNIT) -> list[str]:
+    return re.findall(rf"^{name}=(.*)$", text, re.MULTILINE)
 
 
 def test_the_file_keeps_the_schema_of_compose():
@@ -119,6 +119,24 @@ def test_the_unit_runs_the_images_command():
     assert written == {name: value for name, value in final.environment.items() if value.startswith("/var/cache/")}
     assert unit("KillMode") == ["mixed"], "SIGTERM is the front's to handle"
     assert unit("User") != ["root"] and unit("NoNewPrivileges") == ["yes"] and unit("CapabilityBoundingSet") == [""]
+
+
+def test_podman_s_unit_runs_the_image_as_compose_does():
+    text, service = (DEPLOY / "edgeflow.container").read_text(), COMPOSE["services"]["gpu"]
+    assert (unit("Image", text), unit("PublishPort", text)) == ([service["image"]], service["ports"])
+    assert (unit("Tmpfs", text), unit("PidsLimit", text)) == (service["tmpfs"], [str(service["pids_limit"])])
+    assert (unit("ReadOnly", text), unit("NoNewPrivileges", text), unit("DropCapability", text)) == (
+        ["true"],
+        ["true"],
+        ["all"],
+    )
+    assert unit("Ulimit", text) == [f"{name}={value}" for name, value in service["ulimits"].items()]
+    inside = [volume.split(":", 1)[1] for volume in service["volumes"]]
+    assert [volume.split(":", 1)[1] for volume in unit("Volume", text)] == inside
+    for name in ("Restart", "RestartPreventExitStatus", "TimeoutStartSec", "StartLimitBurst", "StartLimitIntervalSec"):
+        assert unit(name, text) == unit(name), "as without a container"
+    assert not unit("Exec", text), "the image's command"
+    assert int(unit("TimeoutStopSec", text)[0]) > int(unit("StopTimeout", text)[0]) > DRAIN_S
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
