@@ -155,7 +155,8 @@ def _json(archive: tarfile.TarFile, name: str) -> Any:
 
 
 def _words(instruction: str) -> str:
-    """Without the shell that builders put before a command."""
+    """Without the arguments and the shell that builders put before a command."""
+    instruction = re.sub(r"^\|\d+ .*?(?=/bin/sh -c )", "", instruction)
     for before in ("/bin/sh -c #(nop) ", "/bin/sh -c "):
         instruction = instruction.removeprefix(before)
     return " ".join(instruction.removesuffix("# buildkit").split())

@@ -51,7 +51,7 @@ class Container:
         mounts = [[str(volume), self.volume], *([[str(settings), SETTINGS]] if settings else [])]
         first = {**self._process, "command": command, "mounts": mounts}
         self._outer = subprocess.Popen(
-            ["unshare", "--pid", "--mount", "--net", "--fork", "--kill-child", *self._inside(first)],
+            ["unshare", "--pid", "--mount", "--net", "--fork", *self._inside(first)],
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -94,7 +94,7 @@ class Container:
     def close(self) -> None:
         """End everything, however it stands."""
         if self._outer.poll() is None:
-            self._outer.kill()
+            os.kill(self.pid, signal.SIGKILL)  # all others with it: `unshare --kill-child` ends with the change of user
             self._outer.wait(30)
 
     @staticmethod

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,9 @@ from benchmarks.images.container import Container, until
 
 PORT = "50051"
 READY_S = 120.0
+SETTLED_S = 1.0
+STANDING_BY = '"worker_standby"'
+"""Its line in the log, after which nothing is loaded any more."""
 BAR = 1.05
 """Most that the image may take, as a share of the time outside."""
 CONFIG = {"chat": {"enabled": False}}
@@ -75,7 +79,8 @@ def _image(archive: ImageArchive, folder: Path) -> Iterator[list[str]]:
     with (folder / "log").open("wb") as log:
         container = Container(archive, folder / "root", folder / "volume", log, folder / "settings")
         try:
-            until(container.healthy, READY_S, "ready")
+            until(lambda: STANDING_BY in (folder / "log").read_text(), READY_S, "the worker in reserve")
+            time.sleep(SETTLED_S)
             yield ["nsenter", f"--target={container.pid}", "--net", *_client(f"127.0.0.1:{PORT}")]
         finally:
             container.close()
@@ -83,7 +88,8 @@ def _image(archive: ImageArchive, folder: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def _tree() -> Iterator[list[str]]:
-    with ServiceUnderTest(dict(CONFIG)) as service:
+    with ServiceUnderTest(dict(CONFIG)) as service:  # waits for the worker in reserve
+        time.sleep(SETTLED_S)
         yield _client(service.address)
 
 
