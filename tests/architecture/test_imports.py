@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "edgeflow"
 CLIENT = ROOT / "client" / "edgeflow_client"
 CLIENT_NEEDS = {"grpc", "google", "numpy", "edgeflow_client"}
-"""The libraries that the client installs; its load test may have more."""
+"""The libraries that the client installs."""
 OF_EXTRAS = {"pictures.py": {"simplejpeg", "PIL"}}
 """Libraries of the extra `images`, imported when they are needed."""
 MOST_LINES = 400
@@ -60,11 +60,12 @@ def test_the_root_shows_the_system(path: str):
 
 
 def test_the_client_stands_alone():
-    """It imports nothing of the server's, and outside the load test no library that a robot does not have."""
+    """It imports nothing of the server's. Only the load test and recordings have libraries that a robot may lack."""
     found = {}
     for path in of_the_client():
         tops = {name.split(".")[0] for name in imported(path)} - sys.stdlib_module_names
-        allowed = tops - {"edgeflow"} if "loadtest" in path.parts else CLIENT_NEEDS | OF_EXTRAS.get(path.name, set())
+        whole = {"loadtest", "recording"} & set(path.parts)
+        allowed = tops - {"edgeflow"} if whole else CLIENT_NEEDS | OF_EXTRAS.get(path.name, set())
         found[str(path.relative_to(ROOT))] = tops - allowed
     assert {path: names for path, names in found.items() if names} == {}
 

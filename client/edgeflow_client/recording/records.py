@@ -1,0 +1,171 @@
+"""The records of sessions: what a robot sent, what it was answered, what it executed.
+
+Services and robots write the same records, so that both kinds of recordings are read the same way. They lie in a
+recording as JSON, on the topic TOPIC, with the schemas of SCHEMAS; images lie beside them as Foxglove's messages
+(`foxglove_messages.py`). A field that a later version adds has a default, and readers ignore fields they do not know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
+from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition, Execution, Mode, StateSpec
+
+TOPIC = "/edgeflow/sessions"
+MOST_VALUES = 32_768
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Values: TypeAlias = Annotated[tuple[float, ...], Meta(max_length=MOST_VALUES)]
+Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
+
+
+class SessionRecord(Struct, frozen=True, kw_only=True, tag_field="kind"):
+    """A record of a session."""
+
+    session: Count
+    """Number of the session: the service's, or 0 in the recording of a robot."""
+    time_ns: Count
+    """Nanoseconds since 1970. Those of a writer increase."""
+
+
+class RecordedOpening(SessionRecord, frozen=True, kw_only=True, tag="opened"):
+    """A session was opened; repeated at the beginning of each file while it is open."""
+
+    source: str
+    """"service" or "robot"."""
+    peer: Text = ""
+    principal: Text = ""
+    front: str = ""
+    """The front end that its robot speaks to; "" = gRPC."""
+    model: Text = ""
+    cameras: tuple[CameraSpec, ...]
+    """The cameras as declared; those that the service had resized have the size that was sent."""
+    state: tuple[StateSpec, ...] = ()
+    instruction: Text = ""
+    control_period_ns: Count = 0
+    max_action_age_ns: Count | None = None
+    mode: Mode | None = None
+    """As asked for; None = the service's default."""
+    served_mode: Mode | None = None
+    depth: Count = 0
+    tolerance_bins: Count = 0
+    max_passes: Count = 0
+    unnorm_key: Text = ""
+    chunks: bool = False
+    execution: Execution | None = None
+    schema: ActionSchema | None = None
+    """The meaning of its actions."""
+
+
+class RecordedObservation(SessionRecord, frozen=True, kw_only=True, tag="frame"):
+    """An observation as it came. Its images are the payload of the record, in the order of the cameras."""
+
+    seq: Count
+    """As the robot counts."""
+    epoch: Count = 0
+    stamp_ns: Count
+    """Capture time on the robot's clock."""
+    image_bytes: tuple[Count, ...] = ()
+    """Bytes of each camera's image."""
+    state: Values = ()
+    """The values of all state vectors, one after the other."""
+    instruction: Text = ""
+    """The instruction in force."""
+    playing: Playing | None = None
+    arrived: Arrived | None = None
+    resting: bool = False
+
+
+class RecordedAnswer(SessionRecord, frozen=True, kw_only=True, tag="answer"):
+    """An action that was sent to the robot, or that it received."""
+
+    seq: Count
+    epoch: Count = 0
+    stamp_ns: Count = 0
+    values: Values = ()
+    """[horizon, D] row by row, in the units of the schema."""
+    horizon: Count = 1
+    step_ms: float = 0.0
+    token_ids: tuple[Count, ...] = ()
+    decode_ns: Count = 0
+    queue_ns: Count = 0
+    inference_ns: Count = 0
+    passes: Count = 0
+    server_ns: Count = 0
+    """From receiving the frame to sending the action."""
+    age_ns: Count = 0
+    """Age of the frame when its action was sent or, in the recording of a robot, received."""
+    settled: Count = 0
+    valid_for_ms: Count = 0
+    max_age_ms: Count = 0
+    report: ChunkReport = msgspec.field(default_factory=ChunkReport)
+    execution: Execution | None = None
+    rows: Count = 0
+    rate_percent: Count = 100
+    from_arrival: bool = False
+
+
+class RecordedHold(SessionRecord, frozen=True, kw_only=True, tag="hold"):
+    """HOLD or STOP."""
+
+    epoch: Count = 0
+    command: Command
+    reason: str
+
+
+class RecordedOutcome(SessionRecord, frozen=True, kw_only=True, tag="outcome"):
+    """The outcome of a frame, or of the superseded frames seq to last_seq."""
+
+    seq: Count
+    last_seq: Count = 0
+    disposition: Disposition
+    code: str = ""
+    reason: str = ""
+    text: Text = ""
+
+
+class RecordedNotice(SessionRecord, frozen=True, kw_only=True, tag="notice"):
+    """A notice about the session."""
+
+    epoch: Count = 0
+    notice: str
+    """Its kind, as in the message Notice."""
+    code: str = ""
+    text: Text = ""
+
+
+class RecordedExecution(SessionRecord, frozen=True, kw_only=True, tag="executed"):
+    """The row that a robot executes from now on, recorded by its SDK. It executes nothing after a `hold`."""
+
+    seq: Count
+    row: Count
+    values: Values
+    """[D] in the units of the schema, as executed: blended, limited and resolved."""
+    age_ns: Count = 0
+
+
+class RecordedClosing(SessionRecord, frozen=True, kw_only=True, tag="closed"):
+    """A session was closed."""
+
+    epoch: Count = 0
+    code: str = ""
+    reason: str = ""
+
+
+AnySessionRecord: TypeAlias = (
+    RecordedOpening
+    | RecordedObservation
+    | RecordedAnswer
+    | RecordedHold
+    | RecordedOutcome
+    | RecordedNotice
+    | RecordedExecution
+    | RecordedClosing
+)
+ENCODER = msgspec.msgpack.Encoder()
+"""Writes heads of records for the ring."""
+DECODER: msgspec.msgpack.Decoder[AnySessionRecord] = msgspec.msgpack.Decoder(AnySessionRecord)
+"""Reads heads of records from the ring."""
