@@ -41,7 +41,9 @@ class PartedAnswer:
     def text(self) -> str:
         """In words."""
         place = f"frame {self.seq} at {self.at_s:.2f} s, row {self.row}, {self.dimension}"
-        return f"{place}: {self.values[0]:.6g} and {self.values[1]:.6g}, {self.difference:.3g} {self.unit} apart".rstrip()
+        return (
+            f"{place}: {self.values[0]:.6g} and {self.values[1]:.6g}, {self.difference:.3g} {self.unit} apart".rstrip()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
