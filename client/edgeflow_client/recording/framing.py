@@ -49,8 +49,11 @@ class _Unreadable(ValueError):
     """What is damaged, in words."""
 
 
-def read_records(path: Path, damage: list[Damage]) -> Iterator[ReadRecord]:
-    """Channels, messages and metadata of a file in its order. Where it is damaged they end, and damage gets an entry."""
+def read_records(path: Path, damage: list[Damage]) -> Iterator[tuple[int, ReadRecord]]:
+    """Channels, messages and metadata of a file in its order, each with the bytes of the file before it or its chunk.
+
+    Where the file is damaged they end, and damage gets an entry.
+    """
     offset = 0
     try:
         with open_regular(path) as stream:
@@ -70,7 +73,8 @@ def read_records(path: Path, damage: list[Damage]) -> Iterator[ReadRecord]:
                 if summary or opcode in _SKIPPED:
                     _skip(stream, opcode, length)
                 else:
-                    yield from _contents(opcode, _body(stream, opcode, length))
+                    for record in _contents(opcode, _body(stream, opcode, length)):
+                        yield offset, record
                 offset += _FRAME.size + length
     except _UNREADABLE as error:
         text = str(error) if isinstance(error, _Unreadable) else "a record cannot be read"

@@ -52,7 +52,9 @@ class Recording:
                 raise InvalidArgument(f"{path.name} is of another run than the files before it", field="recording")
         if not self.facts:
             named = ", ".join(path.name for path in self.paths[:3]) or "nothing"
-            raise InvalidArgument(f"{named} is not a recording by edgeflow, or ends before its facts", field="recording")
+            raise InvalidArgument(
+                f"{named} is not a recording by edgeflow, or ends before its facts", field="recording"
+            )
         if self.facts.get("format") != FORMAT:
             raise InvalidArgument(
                 f"it has format {self.facts.get('format')!r}, and this version reads {FORMAT!r}", field="recording"
@@ -124,7 +126,7 @@ _RECORDS: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessi
 
 def _facts(path: Path) -> dict[str, str]:
     """The facts of a file; empty if it has none."""
-    for record in read_records(path, []):
+    for _, record in read_records(path, []):
         if isinstance(record, Metadata) and record.name == FACTS:
             return dict(record.metadata)
         if isinstance(record, Message):
@@ -136,7 +138,7 @@ def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[Stor
     """The records of a topic in a file, with the images of frames."""
     channels: dict[int, str] = {}
     images = _Images()
-    for record in read_records(path, damage):
+    for offset, record in read_records(path, damage):
         if isinstance(record, Channel):
             channels[record.id] = record.topic
         elif isinstance(record, Message):
@@ -145,7 +147,7 @@ def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[Stor
                 try:
                     yield _stored(record.data, images if topic == TOPIC else None)
                 except (msgspec.MsgspecError, RecursionError):
-                    damage.append(Damage(path, 0, f"a record of {topic} at {record.log_time} ns cannot be read"))
+                    damage.append(Damage(path, offset, f"a record of {topic} at {record.log_time} ns cannot be read"))
                     return
             elif topic == TOPIC and "/images/" in name:
                 images.add(name, record)
