@@ -180,9 +180,7 @@ class _Session:
             self._line(record.time_ns, level, f"{record.command.name}: {record.reason}")
         elif isinstance(record, RecordedOutcome) and record.disposition is not Disposition.ACTED:
             level = LogLevel.Debug if record.disposition is Disposition.SUPERSEDED else LogLevel.Warning
-            frames = (
-                f"frames {record.seq} to {record.last_seq}" if record.last_seq > record.seq else f"frame {record.seq}"
-            )
+            last = f" to {record.last_seq}" if record.last_seq > record.seq else ""
             why = ": ".join(filter(None, (record.reason or record.code, record.text)))
             self._line(record.time_ns, level, f"frame {record.seq}{last} {record.disposition.value} {why}")
         elif isinstance(record, RecordedNotice):
