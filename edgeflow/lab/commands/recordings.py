@@ -58,9 +58,9 @@ def recording_replay(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Replay a recording to a service.
+    """Replay a recording, and show where answers part.
 
-    It shows where answers part from the recorded ones, and by how much. Sessions are opened with their recorded
+    Sessions are opened with their recorded
     contracts, side by side as they were, and get the recorded frames with their stamps.
 
     Exits with code 1 if answers to the same frame differ by more than the tolerance, or a session was ended early.
@@ -75,7 +75,7 @@ def recording_replay(
     check_address(to)
     credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
     plan = ReplayPlan(address=to, speed=speed_of(rate), tolerance=tolerance, credentials=credentials)
-    raise typer.Exit(replay_command(path, run, plan, sessions or [], as_json))
+    raise typer.Exit(replay_command(path, plan, run=run, chosen=sessions or [], as_json=as_json))
 
 
 def recording_compare(
@@ -95,7 +95,7 @@ def recording_compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Play a recording through two models.
+    """Run two models on the frames of a recording.
 
     It shows where their actions part, and by how much. Both answer the recorded frames in this process, one frame at a
     time and with the recorded stamps, so that noise is the same. --set applies to both.
@@ -109,4 +109,4 @@ def recording_compare(
         every=every,
         tolerance=tolerance,
     )
-    compare_command(path, run, plan, sessions or [], plot, as_json)
+    compare_command(path, plan, run=run, chosen=sessions or [], plot=plot, as_json=as_json)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from edgeflow.lab.outputs import check_writable, writing
 from edgeflow.lab.progress import reporting
-from edgeflow.lab.recordings.compare import ComparedSession, ComparePlan, ModelComparison, PlayedModel, load_models
+from edgeflow.lab.recordings.compare import ComparedModel, ComparedSession, ComparePlan, ModelComparison, load_models
 from edgeflow.lab.recordings.differences import AnswerDifferences
 from edgeflow.lab.recordings.info import open_recording, summarise_recording
 from edgeflow.lab.recordings.replay import ReplayedSession, ReplayPlan, SessionReplay, reasons_to_differ
@@ -54,7 +54,7 @@ def speed_of(text: str) -> float | None:
     return speed
 
 
-def replay_command(path: Path, run: str, plan: ReplayPlan, chosen: Sequence[str], as_json: bool) -> int:
+def replay_command(path: Path, plan: ReplayPlan, *, run: str, chosen: Sequence[str], as_json: bool) -> int:
     """Replay sessions to a service and print where answers part; 1 if some do, or a session ended early."""
     recording = open_recording(path, run)
     sessions = _with_images(recording, chosen)
@@ -71,9 +71,9 @@ def replay_command(path: Path, run: str, plan: ReplayPlan, chosen: Sequence[str]
 
 
 def compare_command(
-    path: Path, run: str, plan: ComparePlan, chosen: Sequence[str], plot: Path | None, as_json: bool
+    path: Path, plan: ComparePlan, *, run: str, chosen: Sequence[str], plot: Path | None, as_json: bool
 ) -> None:
-    """Play sessions through two models and print where they part."""
+    """Run two models on recorded sessions and print where they part."""
     if plot is not None:
         if plot.suffix.lower() != ".png":
             raise ConfigError(f"plot: {plot} is not the name of a PNG file")
@@ -83,7 +83,7 @@ def compare_command(
     with ExitStack() as stack:
         models = load_models(plan, stack)
         with reporting(Console(stderr=True)) as report:
-            compared = ModelComparison(recording, plan, models, report).play(sessions)
+            compared = ModelComparison(recording, plan, models, report).run(sessions)
         left_out = ""
         if plot is not None and any(each.seconds for each in compared):
             from edgeflow.lab.recordings.drawing import draw_comparison  # needs matplotlib
@@ -105,7 +105,7 @@ def compare_command(
                 print(f"not in the plot: {left_out}")
 
 
-def _model_json(model: PlayedModel) -> dict[str, Any]:
+def _model_json(model: ComparedModel) -> dict[str, Any]:
     latency = distribution(model.latencies_ms)
     return {
         "model": model.name,
@@ -125,7 +125,7 @@ def _compared_json(session: ComparedSession) -> dict[str, Any]:
     }
 
 
-def _print_comparison(models: Sequence[PlayedModel], compared: Sequence[ComparedSession]) -> None:
+def _print_comparison(models: Sequence[ComparedModel], compared: Sequence[ComparedSession]) -> None:
     console = table_console()
     table = FoldingTable("model", "answers", "latency p50, p99", "not answered")
     for model in models:

@@ -1,4 +1,4 @@
-"""One session of a recording, sent again: the same contract and frames over a stream of its own.
+"""One session of a recording, sent again: the same contract and frames over its own stream.
 
 It speaks the protocol itself. The SDK would stamp frames with its own clock and report the chunks that it executes; a
 replay sends the recorded stamps, which flow noise follows from, and the recorded reports, which real-time chunking and
@@ -260,8 +260,7 @@ class ReplayStream:
         if command is not Command.ACT:
             self.holds[f"{command.value.upper()} {action.reason}".rstrip()] += 1
             return
-        assert self.opened is not None
-        rows, dims = action.horizon or 1, len(self.opened.schema.names)
+        rows, dims = action.horizon or 1, len(self.opened.schema.names) if self.opened is not None else 0
         if not 0 < action.seq < len(self._recorded) or len(action.values) != rows * dims or not dims:
             self.holds["HOLD MALFORMED_ACTION"] += 1
             return
