@@ -13,7 +13,7 @@ from foxglove.messages import Log
 
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.recording.files import RETRY_NS, ROOM_NS, RecordingFile, RecordingFiles
-from edgeflow_client.recording.recorder import RecorderSettings
+from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
 
 RUN = "0123abcd"
 
@@ -28,9 +28,16 @@ class _Writer:
         self._channel = LogChannel("/log", context=context)
         settings = {"directory": str(directory), "least_free_bytes": 0} | settings
         self.files = RecordingFiles(
-            RecorderSettings(**settings), RUN, context, lambda news: self.news.append((news.kind, news.text)), self.clock
+            RecorderSettings(**settings),
+            RUN,
+            context,
+            lambda news: self.news.append((news.kind, news.text)),
+            self.clock,
         )
         self._count = 0
+
+    def _tell(self, news: RecorderNews) -> None:
+        self.news.append((news.kind, news.text))
 
     def write(self, size: int = 1000) -> bool:
         """Log something that does not compress, and flush it."""

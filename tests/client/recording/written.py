@@ -55,9 +55,7 @@ def frame(seq: int, session: int = 1, images: Sequence[bytes] = (RAW, JPEG)) -> 
     """A frame; its images are put beside it."""
     sizes = tuple(map(len, images))
     state = (seq + 0.1, 1 / 3)
-    return RecordedObservation(
-        session=session, time_ns=now_ns(), seq=seq, stamp_ns=seq, image_bytes=sizes, state=state
-    )
+    return RecordedObservation(session=session, time_ns=now_ns(), seq=seq, stamp_ns=seq, image_bytes=sizes, state=state)
 
 
 def answer(seq: int, session: int = 1) -> RecordedAnswer:
