@@ -29,7 +29,7 @@ class RecordingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Create it for this user alone; OSError if that fails."""
+        """Create it with mode 0600; OSError if that fails."""
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._status = os.fstat(self._descriptor)
@@ -103,7 +103,7 @@ class RecordingFiles:
         return self._file is None and self._clock.now_ns() >= self._retry_ns
 
     def begin(self, counter: int) -> bool:
-        """Begin a file; False if that fails, which is told once."""
+        """Begin a file; False if that fails, which is reported once."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room()

@@ -62,7 +62,7 @@ def test_each_file_begins_with_the_open_sessions_and_the_newest_engine(own, tmp_
     passes = recorder.rings[PASSES]
     for record in (opening(1), opening(2)):
         put(recorder.sessions, record)
-    for fields in ({"kind": "engine"}, {"kind": "opened", "session": 1}, {"kind": "engine", "new": True}):
+    for fields in ({"kind": "engine"}, {"kind": "opened", "session": 1}, {"kind": "engine", "number": 99}):
         passes.put(ENCODER.encode({**fields, "time_ns": now_ns()}))
     recorder.write(process)
     put(recorder.sessions, closing(1))
