@@ -28,7 +28,7 @@ from edgeflow.version import __version__
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
-from edgeflow_client.types import Command, Disposition, Execution
+from edgeflow_client.types import ActionSchema, Command, Disposition, Execution
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -48,6 +48,8 @@ class OpenedSession:
     request: OpenRequest
     plan: SessionPlan
     caller: Caller
+    schema: ActionSchema
+    """The meaning of the actions that the robot gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ class ObservedFrame:
 
     session: int
     frame: CheckedFrame
+    epoch: int
+    instruction: str
+    """The instruction in force, of the frame or of one before it."""
     gap_ns: int
     """Time since the session's last frame in order with valid contents; 0 for the first."""
     unknown_chunk: bool
