@@ -308,6 +308,9 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.tasks = self._gauge("tasks", "Tasks of control's event loop")
         self.pool_threads = self._gauge("pool_threads", "Threads of control's pools")
         self.draining = self._gauge("draining", "1 while the service is stopping")
+        self.recording_files = self._counter("recording_files", "Files of recordings begun")
+        self.recording_failing = self._gauge("recording_failing", "1 while recordings cannot be written")
+        self.recorder_restarts = self._counter("recorder_restarts", "Processes that write recordings replaced")
         self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
 
     def _worker_metrics(self) -> None:
