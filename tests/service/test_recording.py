@@ -23,12 +23,13 @@ from edgeflow_client.recording.records import (
 )
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, WireRobot, eventually, serving
-from tests.service.processes import children, command
+from tests.service.processes import command
 
 
 def recorder() -> int:
-    """The process id of the recorder."""
-    (pid,) = (each for each in children(os.getpid()) if "recording.process" in command(each))
+    """The process id of the recorder, which a thread started."""
+    born = [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+    (pid,) = (each for each in born if "recording.process" in command(each))
     return pid
 
 
@@ -130,14 +131,18 @@ async def test_foxglove_can_watch_on_loopback(checkpoint):
         (["--set", "recording.live_port=70000"], "recording.live_port: "),
     ],
 )
-def test_what_cannot_be_recorded_is_told_before_the_start(tmp_path: Path, arguments: list[str], told: str):
+def test_what_cannot_be_recorded_is_told_before_the_start(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], told: str
+):
     file = tmp_path / "file"
     file.write_text("")
     found = CliRunner().invoke(app, ["serve", *(each.format(file=file) for each in arguments)])
-    assert found.exit_code == 2 and told.format(file=file) in str(found.stderr or found.output), found.output
+    assert found.exit_code == 2 and told.format(file=file) in capfd.readouterr().err
 
 
-def test_without_the_extra_it_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_extra_it_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
     monkeypatch.setitem(sys.modules, "foxglove", None)
     found = CliRunner().invoke(app, ["serve", "--model", "some/model", "--record", str(tmp_path)])
-    assert found.exit_code == 2 and "foxglove-sdk is not installed; in a clone" in found.stderr
+    assert found.exit_code == 2 and "foxglove-sdk is not installed; in a clone" in capfd.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +28,11 @@ from edgeflow_client.recording.ring import RecordRing
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import Command, Disposition, ImageFormat
 from tests.service.frontends.grpc.test_observations import ROWS, wide_script
+from tests.service.frontends.robot_clients import SIDE, observation, openpi_robot, robots_address
+from tests.service.frontends.stub_worker import stub_script
 from tests.service.frontends.test_act import body, post
 from tests.service.harness import HEIGHT, JPEG, WIDTH, eventually, frame_message, open_message, serving
+from tests.stub_policy import stub_checkpoint
 
 WRIST = pb.Camera(name="wrist", width=WIDTH, height=HEIGHT, format=pb.IMAGE_FORMAT_JPEG)
 RAW = pb.Camera(name="raw", width=4, height=2, format=pb.IMAGE_FORMAT_RGB8)
@@ -146,3 +150,18 @@ async def test_of_observations_decoded_elsewhere_the_pixels_are_recorded(checkpo
     assert images == b"".join(bytes(each.data) for each in sent.images())
     assert frame.state == (1.25, -0.25) and frame.instruction == "go" == content["instruction"]
     assert isinstance(reply, RecordedAnswer) and reply.values == tuple(np.ravel(ROWS)) and reply.horizon == len(ROWS)
+
+
+async def test_a_session_of_openpi_s_client_is_recorded(checkpoint, ring: RecordRing, tmp_path: Path):
+    stub = stub_checkpoint(tmp_path / "stub", actions=2, horizon=3, cameras={"image": (SIDE, SIDE)}, state={"state": 2})
+    async with serving(checkpoint, stub_script(stub), observers=[recorder(ring)]) as served:
+        async with openpi_robot(robots_address(served)) as robot:
+            sent = observation(grey=7, **{"observation/state": np.array([0.5, -1.0], np.float32)})
+            reply = await robot.ask(sent)
+        await eventually(lambda: not served.service.plane._runners)
+    (opening, _), (frame, images), (answer, _), *_, (closing, _) = taken(ring)
+    assert isinstance(opening, RecordedOpening) and opening.front == "openpi" and opening.chunks
+    assert isinstance(frame, RecordedObservation) and frame.state == (0.5, -1.0) and frame.instruction == sent["prompt"]
+    assert images == sent["observation/image"].tobytes() and frame.stamp_ns > 0
+    assert isinstance(answer, RecordedAnswer) and isinstance(closing, RecordedClosing)
+    assert np.array_equal(np.float32(answer.values).reshape(3, 2), reply["actions"])
