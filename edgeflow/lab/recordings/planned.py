@@ -38,6 +38,8 @@ class PlannedScheduler:
         self._left, self._frames, self._planned = left, frames, planned
         self.offered = False
         """This step has offered a frame."""
+        self.rows = 0
+        """Rows of its prompt."""
         self.rejected: list[FrameRef] = []
         """Frames that the policy has rejected in this step."""
         self.outcomes: Sequence[Outcome[FrameRef]] = ()
@@ -65,7 +67,7 @@ class PlannedScheduler:
         return self._depart()
 
     def offer(self, frame: Frame) -> list[Departure]:
-        self.offered = True
+        self.offered, self.rows = True, frame.rows
         self.waiting[frame.ref] = frame.rows
         return self._depart()
 
@@ -101,9 +103,9 @@ class PlannedScheduler:
             frame = departure.frame
             if departure.reason is Leaving.DONE and frame not in self.begun:
                 continue  # it began before records were lost
-            program = self._programs[frame.session]
+            program = self._programs.get(frame.session)
             found = self._tokens.get(frame, 0) + guesses.get(frame, 0)
-            if departure.reason is Leaving.DONE and program.drafts and found < program.passes:
+            if departure.reason is Leaving.DONE and program and program.drafts and found < program.passes:
                 self.unfinished.append(frame)
                 departure = Departure(frame, Leaving.EXPIRED)
             left.append(departure)
