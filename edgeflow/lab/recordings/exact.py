@@ -127,10 +127,7 @@ def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig
         fields = msgspec.json.decode(facts.config)
         fields |= {"max_sessions": facts.sessions, "model": model or fields["model"]}
         if not torch.cuda.is_available():
-            fields |= {
-                "device": "cpu",
-                "graphs": "off" if fields.get("graphs") == "on" else fields.get("graphs", "auto"),
-            }
+            fields |= {"device": "cpu", "graphs": "auto"}
         return ServiceConfig.model_validate_json(msgspec.json.encode(fields))
     except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
         raise FailedPrecondition("its configuration cannot be read: the file is damaged", field="recording") from error

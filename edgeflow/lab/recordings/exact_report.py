@@ -177,7 +177,7 @@ def outcome_difference(recorded: PassOutcome, replayed: PassOutcome, number: int
     if recorded == replayed:
         return None
     frame = recorded.frame
-    place = {"session": frame.session, "epoch": frame.epoch, "seq": frame.seq, "number": number}
+    place: dict[str, Any] = {"session": frame.session, "epoch": frame.epoch, "seq": frame.seq, "number": number}
     for name in ("tokens", "guesses"):
         theirs, mine = getattr(recorded, name), getattr(replayed, name)
         row = _first(theirs, mine)
@@ -201,7 +201,12 @@ def answer_difference(
     recorded: FrameAnswer, replayed: FrameAnswer, schema: ActionSchema, number: int
 ) -> ReplayDifference | None:
     """The first difference between two answers; None if they are equal bit for bit."""
-    place = {"session": recorded.session, "epoch": recorded.epoch, "seq": recorded.seq, "number": number}
+    place: dict[str, Any] = {
+        "session": recorded.session,
+        "epoch": recorded.epoch,
+        "seq": recorded.seq,
+        "number": number,
+    }
     theirs, mine = bits(recorded), bits(replayed)
     if theirs.shape != mine.shape:
         shapes = str(list(theirs.shape)), str(list(mine.shape))

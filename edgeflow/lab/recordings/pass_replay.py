@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -86,7 +86,11 @@ class PassReplay:
         self._stand_ins = StandIns(engine)
         self._sessions: dict[int, _ReplayedSession] = {}
         self._running: dict[int, Running[FrameRef]] = {}
-        self._begin()
+        self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
+        self._published: list[FrameAnswer] = []
+        self._clock = ManualClock()
+        self._planned = PlannedScheduler()
+        self._loop = self._fresh_loop()
 
     def step(self, record: AnyPassRecord) -> bool:
         """Replay a record; False if the replay cannot go on."""
@@ -114,11 +118,12 @@ class PassReplay:
             self._loop.close(CloseSession(session))
         self._running.clear()
         self._sessions.clear()
-        self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
+        self._filled.clear()
         self._planned = PlannedScheduler()
-        self._published: list[FrameAnswer] = []
-        self._clock = ManualClock()
-        self._loop = ControlLoop(
+        self._loop = self._fresh_loop()
+
+    def _fresh_loop(self) -> ControlLoop:
+        return ControlLoop(
             self._engine,
             self._planned,
             self._clock,
@@ -221,9 +226,7 @@ class PassReplay:
         if found != frame.pixels and not self._report.exact:
             self._report.other_pixels += 1
         elif found != frame.pixels:
-            camera = next(
-                index for index, pair in enumerate(zip(found, frame.pixels, strict=True)) if len(set(pair)) > 1
-            )
+            camera = [mine == theirs for mine, theirs in zip(found, frame.pixels, strict=True)].index(False)
             pair = frame.pixels[camera], found[camera]
             name = self._engine.policy.inputs.cameras[camera].name
             self._note("pixels", frame.ref, dimension=name, recorded=pair[0], replayed=pair[1])
@@ -330,7 +333,7 @@ class PassReplay:
         apart = parts_apart(recorded, replayed, np.subtract(schema.high, schema.low))
         if float(apart.max()) > report.largest_part:
             row, column = (int(each) for each in np.unravel_index(apart.argmax(), apart.shape))
-            place = {"session": ref.session, "epoch": ref.epoch, "seq": ref.seq, "number": number}
+            place: dict[str, Any] = {"session": ref.session, "epoch": ref.epoch, "seq": ref.seq, "number": number}
             report.largest = value_difference(theirs, mine, (row, column), schema, place)
             report.largest_part = float(apart.max())
 
