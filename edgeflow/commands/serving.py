@@ -76,7 +76,7 @@ def serve(
         bool,
         typer.Option(
             "--live",
-            help=f"Show robots in Foxglove, at port {LIVE_PORT} of 127.0.0.1; or with --set recording.live_port=N at that one.",
+            help=f"Show robots in Foxglove, at 127.0.0.1:{LIVE_PORT}, or the port in --set recording.live_port=N.",
         ),
     ] = False,
     insecure: Annotated[
