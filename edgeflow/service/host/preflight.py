@@ -26,7 +26,7 @@ from edgeflow_client.files import open_regular, read_regular
 
 MAX_HEADER_BYTES = 100 << 20
 RECORD_LIBRARIES = {"foxglove": "foxglove-sdk", "mcap": "mcap", "msgspec": "msgspec", "xxhash": "xxhash"}
-"""Of the extra `record`, by module; the server itself needs pillow."""
+"""The libraries of the extra `record` by module, but for pillow, which the server itself needs."""
 DEV = Path("/dev")
 GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
