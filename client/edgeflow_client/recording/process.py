@@ -101,8 +101,10 @@ class RecorderProcess:
             self._server.stop()
 
     def _begin(self, files: RecordingFiles) -> None:
-        if files.begin(self._kept.files):
-            self._kept.files += 1
+        counter = self._kept.files
+        self._kept.files = counter + 1
+        self._kept.save()  # a successor takes the next one, however soon
+        if files.begin(counter):
             for topic, kept in self._kept:
                 self._log_own(topic, kept.number, msgspec.msgpack.decode(kept.head))
 

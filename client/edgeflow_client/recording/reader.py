@@ -52,9 +52,7 @@ class Recording:
                 raise InvalidArgument(f"{path.name} is of another run than the files before it", field="recording")
         if not self.facts:
             named = ", ".join(path.name for path in self.paths[:3]) or "nothing"
-            raise InvalidArgument(
-                f"{named} is not a recording by edgeflow, or ends before its facts", field="recording"
-            )
+            raise InvalidArgument(f"{named} has no facts of a recording by edgeflow", field="recording")
         if self.facts.get("format") != FORMAT:
             raise InvalidArgument(
                 f"it has format {self.facts.get('format')!r}, and this version reads {FORMAT!r}", field="recording"
