@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from edgeflow.config.matching import list_text
 from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.loadtest.terminal import FoldingTable
 from edgeflow_client.recording.records import RecordedAnswer
 from edgeflow_client.types import ActionSchema
 
@@ -137,17 +138,25 @@ class AnswerDifferences:
             for name, unit, column in zip(self.names, self.units, frames.T, strict=True)
         ]
 
-    def to_json(self) -> Mapping[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The counts, the first and the worst frames, and each dimension."""
         return {
             "compared": self.compared,
             "equal": self.equal,
             "bit_equal": self.bit_equal,
             "tolerance": self.tolerance,
-            "first": self.first,
-            "worst": self.worst,
-            "dimensions": self.dimensions,
+            "first": asdict(self.first) if self.first is not None else None,
+            "worst": [asdict(each) for each in self.worst],
+            "dimensions": [asdict(each) for each in self.dimensions],
         }
+
+    def table(self, title: str) -> FoldingTable:
+        """The differences in each dimension."""
+        table = FoldingTable("dimension", "unit", "mean", "95 %", "largest", title=escape(title))
+        for each in self.dimensions:
+            figures = (f"{figure:.3g}" for figure in (each.mean, each.p95, each.largest))
+            table.add_row(escape(each.dimension), escape(each.unit), *figures)
+        return table
 
 
 def rows_of_record(answer: RecordedAnswer, schema: ActionSchema) -> Rows | None:
