@@ -120,8 +120,8 @@ def _print_replay(
     for each in replayed:
         if each.parted and each.differences.first is not None:
             first = each.differences.first.text
-            console.print(f"session {each.label}: answers part first in {first}", markup=False, highlight=False)
-            console.print(each.differences.table(f"session {each.label}: recorded and here"))
+            console.print(f"session {each.label}: answers part first in {first}; by dimension:", markup=False)
+            console.print(each.differences.table())
         if each.error is not None:
             console.print(f"session {each.label} was ended by the service: {each.error}", markup=False)
         if each.without_images or each.stream.unsendable:

@@ -20,7 +20,7 @@ from edgeflow.in_process.policy import LocalPolicy
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
 from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, pixels_of, read_frames
-from edgeflow_client.errors import ConfigError, Internal, InvalidArgument, RequestError
+from edgeflow_client.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, RequestError
 from edgeflow_client.types import ActionSchema
 
 MODELS = 2
@@ -150,7 +150,7 @@ class ModelComparison:
         schema, dims = self._models[0].schema, len(self._models[0].schema.names)
         found = ComparedSession(
             label=session.label,
-            between=AnswerDifferences.of(schema, self._plan.tolerance),
+            between=AnswerDifferences.of(schema, self._models[1].schema, self._plan.tolerance),
             recorded=tuple(self._to_recorded(session, model) for model in self._models),
             actions=([], []),
         )
@@ -165,9 +165,11 @@ class ModelComparison:
 
     def _to_recorded(self, session: StoredSession, model: ComparedModel) -> AnswerDifferences | None:
         recorded = session.contract.schema
-        if recorded is None or (recorded.names, recorded.units) != (model.schema.names, model.schema.units):
+        try:
+            check_same_action(recorded or model.schema, model.schema, ("the recording", model.name))
+        except FailedPrecondition:
             return None
-        return AnswerDifferences.of(model.schema, self._plan.tolerance)
+        return AnswerDifferences.of(recorded or model.schema, model.schema, self._plan.tolerance)
 
     def _frame(self, session: StoredSession, frame: StoredFrame, index: int, found: ComparedSession, dims: int) -> None:
         """Let both models answer a frame, in turns first."""

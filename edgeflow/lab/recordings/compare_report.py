@@ -92,8 +92,11 @@ def _print_comparison(models: Sequence[ComparedModel], compared: Sequence[Compar
             if differences is None or not differences.compared:
                 continue
             equal = f"{differences.equal} of {differences.compared} answers equal, {differences.bit_equal} bit-equal"
-            console.print(differences.table(f"session {session.label}, {name}: {equal}"))
+            console.print(f"session {session.label}, {name}: {equal}", markup=False, highlight=False)
+            console.print(differences.table())
         if session.undecodable:
             console.print(f"session {session.label}: {session.undecodable} frames have no usable images")
+        if session.between.worst:
+            console.print(f"session {session.label}, both models: the frames that part most")
         for worst in session.between.worst:
-            console.print(worst.text, markup=False, highlight=False)
+            console.print(f"  {worst.text}", markup=False, highlight=False)
