@@ -100,7 +100,7 @@ class ReplayedSession:
         """The service answered a frame."""
         self.replayed += 1
         self.server_ns.append(answer.server_ns)
-        self.round_trip_ns.append(max(answer.round_trip_ns, 0))
+        self.round_trip_ns.append(answer.round_trip_ns)
         self.continued += answer.continues
         self._meet(seq, answer.rows, recorded=False)
 
