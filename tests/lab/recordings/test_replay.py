@@ -177,7 +177,11 @@ def test_a_recording_without_images_cannot_be_replayed(plugin, checkpoint: Path,
     with local(checkpoint) as policy:
         robots.open(1, policy)
         robots.frame(1, 1, policy)
-    robots.stop()
+        robots.lose()
+        robots.frame(1, 2, policy)
+    robots.stop(lost=1)
+    _, found = run("info", tmp_path / "thumbnails")
+    assert found["lost"] == {"sessions": 1, "passes": 0}
     for arguments in (["replay", "--to", "h:1"], ["compare", *["--model", str(checkpoint)] * 2]):
         command, *rest = arguments
         with pytest.raises(FailedPrecondition, match="session 1 was recorded with thumbnails only"):
