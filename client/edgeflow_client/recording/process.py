@@ -110,17 +110,18 @@ class RecorderProcess:
 
     def _log(self, topic: str, number: int, head: bytes, payload: memoryview) -> None:
         try:
-            record = msgspec.msgpack.decode(head)
             self._log_messages(topic, head, payload)  # first: who reads the frame has its images already
+            record = msgspec.msgpack.decode(head)
             self._log_own(topic, number, record)
-        except (msgspec.MsgspecError, TypeError, KeyError, OverflowError):  # a record that is none
+        except Exception:  # no record may end the recording: the next process would find it again
             self._count_lost(1)
             return
         self._kept.add(topic, number, head, record)
 
     def _log_messages(self, topic: str, head: bytes, payload: memoryview) -> None:
         if topic == TOPIC:
-            self._messages.log(DECODER.decode(head), payload)
+            with contextlib.suppress(Exception):  # what cannot be shown is recorded all the same
+                self._messages.log(DECODER.decode(head), payload)
 
     def _log_own(self, topic: str, number: int, record: dict[str, Any]) -> None:
         self._channels[topic].log(msgspec.json.encode({NUMBER: number, **record}), log_time=record["time_ns"])
