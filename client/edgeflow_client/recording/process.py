@@ -23,7 +23,7 @@ from foxglove.websocket import WebSocketServer
 from edgeflow_client.recording.files import RecordingFiles
 from edgeflow_client.recording.foxglove_messages import SessionMessages
 from edgeflow_client.recording.kept import KeptRecords
-from edgeflow_client.recording.recorder import RecorderJob, RecorderNews
+from edgeflow_client.recording.recorder import ENDED, RecorderJob, RecorderNews
 from edgeflow_client.recording.records import DECODER, NUMBER, TOPIC
 from edgeflow_client.recording.ring import RecordRing
 
@@ -138,7 +138,7 @@ class RecorderProcess:
                 name="edgeflow", host=LOOPBACK, port=port, context=self._context, message_backlog_size=BACKLOG
             )
         except (OSError, RuntimeError, OverflowError) as error:
-            tell(RecorderNews("failing", f"nothing is live: port {port} of {LOOPBACK}: {error}"))
+            tell(RecorderNews("live", f"nothing is live: port {port} of {LOOPBACK}: {error}"))
             return None
         address = f"ws://{LOOPBACK}:{server.port}"
         tell(RecorderNews("live", f"live on {address}", address))
@@ -175,8 +175,8 @@ def main() -> int:
         while os.getppid() == job.parent and not select.select([0], [], [], LOOK_S)[0]:
             recorder.step()
         recorder.close()
-    except Exception as error:  # told to the parent, which starts another one
-        tell(RecorderNews("failing", f"the recorder process failed: {type(error).__name__}: {error}"))
+    except Exception as error:  # the parent starts another process
+        tell(RecorderNews(ENDED, f"failed: {type(error).__name__}: {error}"))
         return 1
     return 0
 
