@@ -204,6 +204,8 @@ class PassReplay:
     def _offer(self, record: OfferRecord) -> None:
         frame = record.frame
         self._report.frames += 1
+        if record.rows and all(each.frame != frame.ref for each in record.left):
+            self._session(frame.session, frame.epoch)
         self._enter(frame.session, frame.epoch)
         message = self._message(frame, record.time_ns)
         if (session := self._sessions.get(frame.session)) is not None:
@@ -284,7 +286,7 @@ class PassReplay:
                 self._note("rejected", ref, recorded=pair[0], replayed=pair[1])
 
     def _commit(self, record: CommitRecord) -> None:
-        running = self._running.pop(record.number, None)
+        running = self._running.pop(record.pass_number, None)
         if running is None:
             for answer in record.answers:
                 self._report.not_comparable[self._unlike(answer) or NOT_LAUNCHED] += 1
@@ -299,14 +301,14 @@ class PassReplay:
             if unlike := self._unlike(answer):
                 self._report.not_comparable[unlike] += 1
             else:
-                self._compare_answer(answer, found.get(answer.ref), record.number)
+                self._compare_answer(answer, found.get(answer.ref), record.pass_number)
 
     def _compare_outcomes(self, record: CommitRecord) -> None:
         for recorded, outcome in zip(record.outcomes, self._planned.outcomes, strict=True):
             session = self._sessions.get(recorded.frame.session)
             if session is None or session.unlike or recorded.frame.epoch != session.epoch:
                 continue
-            difference = outcome_difference(recorded, outcome_of(outcome), record.number)
+            difference = outcome_difference(recorded, outcome_of(outcome), record.pass_number)
             if difference is not None:
                 self._report.note(difference)
 
