@@ -350,5 +350,3 @@ def changed(recording: KeptRecording, change: Callable[[int, dict[str, Any]], di
         if record is not None:
             kept.append(KeptRecord(each.number, msgspec.json.encode(record)))
     return KeptRecording(kept, recording.frames, recording.facts)
-
-

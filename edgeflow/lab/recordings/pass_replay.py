@@ -87,6 +87,7 @@ class PassReplay:
         self._sessions: dict[int, _ReplayedSession] = {}
         self._running: dict[int, Running[FrameRef]] = {}
         self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
+        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._published: list[FrameAnswer] = []
         self._clock = ManualClock()
         self._planned = PlannedScheduler()
@@ -105,6 +106,7 @@ class PassReplay:
         """Records are missing here: no session is known to be as it was before its next epoch."""
         known = list(self._sessions.values())
         self._begin()
+        self._turn_known = False
         for each in known:
             session = self._open(each.opening, UNKNOWN if each.unlike == UNKNOWN else LOST)
             session.epoch, session.last, session.is_current = each.epoch, each.last, False
@@ -119,6 +121,7 @@ class PassReplay:
         self._running.clear()
         self._sessions.clear()
         self._filled.clear()
+        self._turn_known = True
         self._planned = PlannedScheduler()
         self._loop = self._fresh_loop()
 
@@ -161,8 +164,10 @@ class PassReplay:
             case OfferRecord():
                 self._offer(record)
             case LaunchRecord():
+                self._turn_known = True
                 self._launch(record)
             case CommitRecord():
+                self._turn_known = True
                 self._commit(record)
 
     # Sessions.
@@ -188,14 +193,15 @@ class PassReplay:
     def _enter(self, number: int, epoch: int, *, begins: bool = False) -> None:
         """A record of an epoch. begins: it is the first of the epoch, as far as this is a new one.
 
-        Without that, a new epoch began here if the one before is known: its first records may be lost otherwise.
+        Without that, a new epoch began here if the one before is known: its first records may be lost otherwise. So
+        may those of the turn in which records were lost, since the loop takes superseded frames before a reset.
         """
         session = self._sessions.get(number)
         if session is None:
             return
         if epoch > session.epoch:
             session.epoch = epoch
-            if (begins or session.is_current) and session.unlike != UNKNOWN:
+            if (begins or session.is_current) and self._turn_known and session.unlike != UNKNOWN:
                 session.unlike = ""
         session.is_current = True
 
