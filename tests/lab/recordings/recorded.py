@@ -55,6 +55,7 @@ class RobotRecorder:
             "state": (STATE,),
             "instruction": "go",
             "control_period_ns": PERIOD_NS,
+            "max_action_age_ns": 5_000_000_000,
             "mode": Mode.SERIAL,
             "served_mode": Mode.SERIAL,
             "chunks": True,
