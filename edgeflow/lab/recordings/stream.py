@@ -172,8 +172,7 @@ class ReplayStream:
         call.cancel()
 
     async def _ask(self, opening: pb.Open) -> Any:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading says why the stream has ended
-            await self._call.write(pb.ClientMessage(open=opening))
+        await self._call.write(pb.ClientMessage(open=opening))
         return await self._call.read()
 
     async def _until(self, reached: Callable[[], bool]) -> None:

@@ -105,6 +105,7 @@ def test_hostile_times_do_not_make_a_replay_wait(server: Server):
 
 def test_a_session_that_a_service_rejects_is_named(server: Server):
     def rejects(talk: Talk) -> None:
+        talk.hear()
         raise Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
 
     server.script = rejects
