@@ -97,7 +97,7 @@ class RobotScript:
     burst: float = 0.1
     reset: float = 0.02
     parked: float = 0.01
-    rejected: float = 0.02
+    rejected: float = 0.05
     lost_workers: int = 1
 
 

@@ -36,7 +36,7 @@ RUNS = {
     "demo depth": RobotScript(config=DEMO, pace=Pace(3), robots=2, answers=12, seed=4, **BUSY),
     "demo pipelined": RobotScript(config=DEMO, pace=Pace(7), robots=4, answers=20, seed=1, **BUSY),
     "demo speculative": RobotScript(config=DEMO, pace=Pace(0, Speculation(2, 3)), robots=3, answers=20, seed=5, **BUSY),
-    "demo-flow": RobotScript(config=FLOW, pace=Pace(4), robots=3, answers=12, **BUSY),
+    "demo-flow": RobotScript(config=FLOW, pace=Pace(4), robots=3, answers=16, **BUSY),
     "demo-flow rtc": RobotScript(config=FLOW, pace=Pace(1), robots=2, answers=12, continues=True),
     "act": RobotScript(config=ACT, pace=Pace(1), robots=3, answers=16, **BUSY),
 }
