@@ -46,7 +46,7 @@ class Damage:
 
 
 class _Unreadable(ValueError):
-    """What is damaged, in words."""
+    """A damage, in words."""
 
 
 def read_records(path: Path, damage: list[Damage]) -> Iterator[tuple[int, ReadRecord]]:
@@ -87,7 +87,7 @@ def _frame(stream: BinaryIO, rest: int) -> tuple[int, int]:
     """Opcode and length of the next record."""
     data = stream.read(_FRAME.size)
     if not data:
-        raise _Unreadable("it has no end: its recorder was killed, or is still writing")
+        raise _Unreadable("it has no end: its recorder was killed, its disk failed, or it is still written")
     if len(data) < _FRAME.size:
         raise _Unreadable("a record is cut off")
     opcode, length = _FRAME.unpack(data)
@@ -118,7 +118,7 @@ def _body(stream: BinaryIO, opcode: int, length: int) -> bytes:
 
 
 def _contents(opcode: int, body: bytes) -> Iterator[ReadRecord]:
-    """What a record of the data section holds."""
+    """The contents of a record of the data section."""
     if opcode == Opcode.CHUNK:
         yield from _chunk(body)
         return

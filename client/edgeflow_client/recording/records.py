@@ -19,6 +19,7 @@ from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition
 
 TOPIC = "/edgeflow/sessions"
 FORMAT = "1"  # of recordings; a later one cannot be read
+NUMBER = "record_number"  # field that the recorder adds to each record: the number of its ring
 FACTS = "edgeflow"  # name of the metadata that says so
 MOST_VALUES = 32_768
 MOST_TOPIC_CHARACTERS = 64  # of a camera's name
@@ -85,6 +86,8 @@ class RecordedObservation(SessionRecord, frozen=True, kw_only=True, tag="frame")
     playing: Playing | None = None
     arrived: Arrived | None = None
     resting: bool = False
+    pose: Values = ()
+    """Pose of the tool at capture: `[7]`, x, y, z in metres and a unit quaternion w, x, y, z; only robots record it."""
 
 
 class RecordedAnswer(SessionRecord, frozen=True, kw_only=True, tag="answer"):
@@ -151,8 +154,12 @@ class RecordedExecution(SessionRecord, frozen=True, kw_only=True, tag="executed"
     seq: Count
     row: Count
     values: Values
-    """[D] in the units of the schema, as executed: blended, limited and resolved."""
+    """[D] in the units of the schema, blended and limited."""
     age_ns: Count = 0
+    """Age of the frame when the robot read the row."""
+    pose: Values = ()
+    """`[7]`, the pose to which the row moves the tool: x, y, z in metres and a unit quaternion w, x, y, z; empty if the
+    row does not displace the tool, or its frame was pushed without a pose."""
 
 
 class RecordedClosing(SessionRecord, frozen=True, kw_only=True, tag="closed"):

@@ -110,7 +110,7 @@ def test_own_records_have_a_schema_of_an_object_and_their_number(written):
     schema = msgspec.json.decode(data)
     assert (encoding, schema["type"]) == ("jsonschema", "object")
     assert "RecordedObservation" in schema["$defs"]
-    assert [fields["number"] for _, fields in _messages(path)["/edgeflow/sessions"]] == [0, 1]
+    assert [fields["record_number"] for _, fields in _messages(path)["/edgeflow/sessions"]] == [0, 1]
 
 
 def test_thumbnails_are_small_rare_and_only_of_what_was_declared(written):

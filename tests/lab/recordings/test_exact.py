@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.exact_replay.robots import KeptRecording, RobotScript, ScriptedRun, changed
+from benchmarks.recording.robots import KeptRecording, RobotScript, ScriptedRun, changed
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.recordings import pass_replay
