@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.recording.robots import KeptRecording, RobotScript, ScriptedRun
+from benchmarks.recording.robots import MemoryRecording, RobotScript, ScriptedRun
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.recordings.exact import ready_engine, replay_exactly, replay_on
@@ -107,7 +107,7 @@ def counter_proof() -> dict[str, dict[str, Any]]:
     built = ready_engine(config)
     policy = built.engine.policy
 
-    def replayed(other: KeptRecording) -> ExactReport:
+    def replayed(other: MemoryRecording) -> ExactReport:
         report = ExactReport()
         with torch.no_grad():
             replay_on(built, config, other, report)
@@ -133,7 +133,7 @@ def counter_proof() -> dict[str, dict[str, Any]]:
     }
 
 
-def _with_a_changed_pixel(recording: KeptRecording) -> KeptRecording:
+def _with_a_changed_pixel(recording: MemoryRecording) -> MemoryRecording:
     """The recording with the lowest bit of a pixel changed, in the middle of the 20th frame."""
     frames = list(recording.frames)
     place = [index for index, (record, _) in enumerate(frames) if isinstance(record, RecordedObservation)][19]
@@ -141,7 +141,7 @@ def _with_a_changed_pixel(recording: KeptRecording) -> KeptRecording:
     changed = bytearray(image)
     changed[len(changed) // 2] ^= 1
     frames[place] = record, (unused, bytes(changed), *others)
-    return KeptRecording(recording.passes, frames)
+    return MemoryRecording(recording.passes, frames)
 
 
 def _figures(report: ExactReport) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class ReplayDifference:
     seq: int
     """The frame."""
     number: int | None = None
-    """The pass of the outcome or answer. Of a frame with other pixels: the pass in which it began, or the next one of its
+    """The pass of the outcome or answer. For other pixels: the pass in which their frame began, or the next frame of its
     epoch, whose history has it; None = none began.
     """
     row: int | None = None
