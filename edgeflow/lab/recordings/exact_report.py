@@ -41,7 +41,9 @@ class ReplayDifference:
     seq: int
     """The frame."""
     number: int | None = None
-    """The pass: that of the outcome or answer, or in which a frame with other pixels began; None = it began in none."""
+    """The pass of the outcome or answer. For other pixels: the pass in which their frame began, or the next frame of its
+    epoch, whose history has it; None = none began.
+    """
     row: int | None = None
     """Row of a chunk, or index of a token."""
     dimension: str = ""
@@ -114,9 +116,11 @@ class ExactReport:
         self.first = self.first or difference
 
     def begun(self, frame: FrameRef, number: int) -> None:
-        """Complete a first difference of pixels with the pass in which their frame begins."""
+        """Complete a first difference of pixels with the pass in which their frame, or the next one, begins."""
         first = self.first
-        if first is not None and first.number is None and (first.session, first.epoch, first.seq) == _key(frame):
+        if first is None or first.number is not None or (first.session, first.epoch) != (frame.session, frame.epoch):
+            return
+        if frame.seq >= first.seq:
             self.first = replace(first, number=number)
 
     def lines(self) -> list[str]:
@@ -259,10 +263,6 @@ def parts_apart(recorded: FrameAnswer, replayed: FrameAnswer, ranges: NDArray[np
 def comparable_report(report: Mapping[str, Any]) -> Any:
     """A report with None for every number that is not finite, as a recording has it."""
     return msgspec.json.decode(msgspec.json.encode(report))
-
-
-def _key(frame: FrameRef) -> tuple[int, int, int]:
-    return frame.session, frame.epoch, frame.seq
 
 
 def _first(theirs: Sequence[int], mine: Sequence[int]) -> int | None:

@@ -52,7 +52,7 @@ class StandIns:
         return None
 
     def prefill(self, segment: Segment[FrameRef], like: HashedFrame | None) -> None:
-        """Fill the slot of a segment whose frame began in a lost record, in a pass of its own."""
+        """Fill the slot of a segment whose frame began in a lost record, in a separate pass."""
         program = self._engine.policy.program()
         message = self._shortest(segment, like)
         observation = observation_of(message, self._engine.policy.inputs)
@@ -76,7 +76,8 @@ class StandIns:
             return found
         rows = self._engine.policy.fixed_rows + self._engine.policy.text_rows(INSTRUCTION)
         short = self.frame(segment.sequence, rows, None)
-        assert short is not None
+        if short is None:
+            raise RuntimeError(f"the policy has no prompt of {rows} rows, which {INSTRUCTION!r} has")
         return short
 
     def _candidates(self, message: SubmitFrame, rows: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.recording.ring import LEAST_BYTES, RecordRing
 
-CONFIG = ServiceConfig(device="cpu", max_sessions=1, insecure=True, tokens_file="/secret/tokens")
+CONFIG = ServiceConfig(device="cpu", max_sessions=1, drain_after_ms=0, insecure=True, tokens_file="/secret/tokens")
 
 
 def answers(worker: Worker, said: list[Message], count: int) -> list[tuple[float, ...]]:

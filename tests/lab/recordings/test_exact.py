@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from benchmarks.exact_replay.robots import KeptRecording, RobotScript, ScriptedRun, changed
+from benchmarks.recording.robots import MemoryRecording, RobotScript, ScriptedRun, changed
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
 from edgeflow.lab.recordings import pass_replay
@@ -36,13 +36,13 @@ RUNS = {
     "demo depth": RobotScript(config=DEMO, pace=Pace(3), robots=2, answers=12, seed=4, **BUSY),
     "demo pipelined": RobotScript(config=DEMO, pace=Pace(7), robots=4, answers=20, seed=1, **BUSY),
     "demo speculative": RobotScript(config=DEMO, pace=Pace(0, Speculation(2, 3)), robots=3, answers=20, seed=5, **BUSY),
-    "demo-flow": RobotScript(config=FLOW, pace=Pace(4), robots=3, answers=12, **BUSY),
+    "demo-flow": RobotScript(config=FLOW, pace=Pace(4), robots=3, answers=16, **BUSY),
     "demo-flow rtc": RobotScript(config=FLOW, pace=Pace(1), robots=2, answers=12, continues=True),
     "act": RobotScript(config=ACT, pace=Pace(1), robots=3, answers=16, **BUSY),
 }
 
 
-def records(recording: KeptRecording, kind: str) -> list[dict[str, Any]]:
+def records(recording: MemoryRecording, kind: str) -> list[dict[str, Any]]:
     found = [msgspec.json.decode(each.data) for each in recording.passes]
     return [each for each in found if each["kind"] == kind]
 
@@ -100,7 +100,7 @@ class Subject:
         self.recording = ScriptedRun(script).run()
         self.built: BuiltEngine = ready_engine(NOISY)
 
-    def replay(self, recording: KeptRecording | None = None) -> ExactReport:
+    def replay(self, recording: MemoryRecording | None = None) -> ExactReport:
         report = ExactReport()
         with torch.no_grad():
             replay_on(self.built, NOISY, recording or self.recording, report)
@@ -137,7 +137,7 @@ def test_a_changed_pixel_is_seen_with_its_frame_and_pass(subject):
             image = bytearray(images[1])
             image[len(image) // 2] ^= 1
             frames[index] = record, (images[0], bytes(image), *images[2:])
-    report = subject.replay(KeptRecording(subject.recording.passes, frames))
+    report = subject.replay(MemoryRecording(subject.recording.passes, frames))
     first = report.first
     assert first is not None and not report.agrees
     assert (first.what, first.session, first.epoch, first.seq, first.number) == ("pixels", *wanted.values(), number)
@@ -211,7 +211,7 @@ def test_frames_without_pixels_do_not_count_until_the_next_epoch(subject):
     frames = list(subject.recording.frames)
     index = [place for place, (record, _) in enumerate(frames) if isinstance(record, RecordedObservation)][6]
     frames[index] = frames[index][0], ()
-    report = subject.replay(KeptRecording(subject.recording.passes, frames))
+    report = subject.replay(MemoryRecording(subject.recording.passes, frames))
     assert report.agrees and set(report.not_comparable) == {pass_replay.NO_PIXELS}
 
 
@@ -252,8 +252,8 @@ def test_another_model_or_version_is_rejected(subject, facts, said):
 
 def test_a_recording_without_passes_or_pixels_is_rejected(subject):
     with pytest.raises(FailedPrecondition, match="has no passes"):
-        replay_exactly(KeptRecording([], subject.recording.frames))
-    small = KeptRecording(subject.recording.passes, subject.recording.frames, {"cameras": "thumbnails"})
+        replay_exactly(MemoryRecording([], subject.recording.frames))
+    small = MemoryRecording(subject.recording.passes, subject.recording.frames, {"cameras": "thumbnails"})
     with pytest.raises(FailedPrecondition, match="thumbnails"):
         replay_exactly(small)
 
@@ -261,7 +261,7 @@ def test_a_recording_without_passes_or_pixels_is_rejected(subject):
 def test_unreadable_records_count_as_lost(subject):
     passes = list(subject.recording.passes)
     passes[20] = replace(passes[20], data=b'{"kind":"pass","time_ns":1,"planned":{}}')
-    report = subject.replay(KeptRecording(passes, subject.recording.frames))
+    report = subject.replay(MemoryRecording(passes, subject.recording.frames))
     assert report.lost == 1 and report.agrees
 
 

@@ -55,7 +55,7 @@ RING_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class KeptRecord:
+class MemoryRecord:
     """A record as a recording has it (edgeflow_client.recording.reader.StoredRecord)."""
 
     number: int
@@ -63,14 +63,14 @@ class KeptRecord:
 
 
 @dataclass(slots=True)
-class KeptRecording:
+class MemoryRecording:
     """A recording in memory."""
 
-    passes: list[KeptRecord] = field(default_factory=list)
+    passes: list[MemoryRecord] = field(default_factory=list)
     frames: list[tuple[AnySessionRecord, tuple[bytes, ...]]] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=lambda: {"cameras": "all"})
 
-    def records(self, topic: str) -> Iterator[KeptRecord]:
+    def records(self, topic: str) -> Iterator[MemoryRecord]:
         """The records of passes."""
         if topic != PASS_TOPIC:
             raise ValueError(topic)
@@ -83,7 +83,7 @@ class KeptRecording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobotScript:
-    """What robots do. Shares are of ticks of PERIOD_NS."""
+    """The behaviour of robots. Shares are of ticks of PERIOD_NS."""
 
     config: ServiceConfig
     pace: Pace
@@ -97,12 +97,12 @@ class RobotScript:
     burst: float = 0.1
     reset: float = 0.02
     parked: float = 0.01
-    rejected: float = 0.02
+    rejected: float = 0.05
     lost_workers: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
-class _Robot:
+class _ScriptedRobot:
     session: int
     epoch: int = 1
     seq: int = 0
@@ -118,7 +118,7 @@ class ScriptedRun:
     """Runs a script; `recording` is what a recorder would have written."""
 
     def __init__(self, script: RobotScript) -> None:
-        self.recording = KeptRecording()
+        self.recording = MemoryRecording()
         self.answers = 0
         self._script = script
         self._random = np.random.default_rng(script.seed)
@@ -127,12 +127,12 @@ class ScriptedRun:
         self._pass_reader = RecordRing(self._passes.descriptor)
         self._session_reader = RecordRing(self._sessions.descriptor)
         self._time_ns = 0
-        self._robots = [_Robot(session=number) for number in range(1, script.robots + 1)]
+        self._robots = [_ScriptedRobot(session=number) for number in range(1, script.robots + 1)]
         self.workers = 0
         self._start_worker()
         self._pictures = self._drawn()
 
-    def run(self) -> KeptRecording:
+    def run(self) -> MemoryRecording:
         """The recording of the whole script."""
         script = self._script
         losses = [script.answers * (index + 1) // (script.lost_workers + 1) for index in range(script.lost_workers)]
@@ -170,7 +170,7 @@ class ScriptedRun:
             robot.parked = 0
             self._open(robot)
 
-    def _open(self, robot: _Robot) -> None:
+    def _open(self, robot: _ScriptedRobot) -> None:
         robot.epoch, robot.rested, robot.answered = robot.epoch + 1, True, None
         self._worker.inbox.put(
             OpenSession(
@@ -253,7 +253,7 @@ class ScriptedRun:
         self._clock.advance_ns(PERIOD_NS // 2)
         self._drain()
 
-    def _send(self, robot: _Robot) -> None:
+    def _send(self, robot: _ScriptedRobot) -> None:
         script, random, inputs = self._script, self._random, self._policy.inputs
         robot.seq += 1
         stamp_ns = self._clock.now_ns()
@@ -294,7 +294,7 @@ class ScriptedRun:
         )
         robot.rested = False
 
-    def _playing(self, robot: _Robot, stamp_ns: int) -> Playing | None:
+    def _playing(self, robot: _ScriptedRobot, stamp_ns: int) -> Playing | None:
         """The row of the last answer that is due."""
         last = robot.answered
         if not self._script.continues or last is None or not last.chunk.step_ms:
@@ -323,7 +323,7 @@ class ScriptedRun:
         """Read both rings, as a recorder does."""
         for _ in range(2):  # a ring shows what had been written at the look before
             for found in self._pass_reader.look():
-                self.recording.passes.append(KeptRecord(found.number, as_json(found.number, found.head)))
+                self.recording.passes.append(MemoryRecord(found.number, as_json(found.number, found.head)))
                 self._pass_reader.release(found.end)
             for found in self._session_reader.look():
                 record, place, images = DECODER.decode(found.head), 0, []
@@ -342,11 +342,13 @@ def as_json(number: int, head: bytes) -> bytes:
     return msgspec.json.encode({"number": number, **record})
 
 
-def changed(recording: KeptRecording, change: Callable[[int, dict[str, Any]], dict[str, Any] | None]) -> KeptRecording:
+def changed(
+    recording: MemoryRecording, change: Callable[[int, dict[str, Any]], dict[str, Any] | None]
+) -> MemoryRecording:
     """A recording whose records of passes a function has changed, or dropped."""
     kept = []
     for each in recording.passes:
         record = change(each.number, msgspec.json.decode(each.data))
         if record is not None:
-            kept.append(KeptRecord(each.number, msgspec.json.encode(record)))
-    return KeptRecording(kept, recording.frames, recording.facts)
+            kept.append(MemoryRecord(each.number, msgspec.json.encode(record)))
+    return MemoryRecording(kept, recording.frames, recording.facts)
