@@ -48,8 +48,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def recording(plugin, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: two sessions side by side with two epochs and a new instruction, then a third; frame 4 of session 2 has
-    another answer than the policy's, by 0.5.
+    """A folder: two sessions side by side with two epochs, the second with a new instruction in the second, then a
+    third. Frame 4 of session 2 has another answer than the policy's, by 0.5.
     """
     folder = tmp_path_factory.mktemp("recording")
     robots = RobotRecorder(folder)
@@ -57,8 +57,8 @@ def recording(plugin, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
         for session in (1, 2):
             robots.open(session, policy)
         for seq in range(1, FRAMES + 1):
-            epoch, instruction = (1, "go") if seq <= 3 else (2, "stop")
-            for session in (1, 2):
+            epoch = 1 if seq <= 3 else 2
+            for session, instruction in ((1, "go"), (2, "go" if epoch == 1 else "stop")):
                 if seq == 4:
                     policy.reset(session)
                 added = 0.5 if (session, seq) == (2, 4) else 0.0
@@ -116,7 +116,7 @@ def test_a_summary_names_what_is_there_and_what_is_not(recording: Path, tmp_path
     (first, second, third) = found["sessions"]
     assert (code, found["lost"], found["damage"], found["models"]) == (0, {"sessions": 0, "passes": 0}, [], ["stub"])
     assert [each["answers"] for each in (first, second, third)] == [FRAMES, FRAMES, 2]
-    assert [each["epoch"] for each in first["epochs"]] == [1, 2] and first["epochs"][1]["instruction"] == "stop"
+    assert [(each["epoch"], each["instruction"]) for each in second["epochs"]] == [(1, "go"), (2, "stop")]
     assert first["closed"]["reason"] == "client_closed" and third["closed"] is None
     assert first["contract"]["cameras"][0]["name"] == "top" and first["frames_with_images"] == FRAMES
 
