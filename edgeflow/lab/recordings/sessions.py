@@ -239,7 +239,8 @@ def epochs_of(frames: Iterator[StoredFrame]) -> Iterator[tuple[int, Iterator[Sto
 def chosen_sessions(sessions: dict[str, StoredSession], chosen: Sequence[str]) -> list[StoredSession]:
     """The sessions with these labels or numbers, all if there are none; InvalidArgument for one that does not exist."""
     if not sessions:
-        raise InvalidArgument("has no sessions: nothing was sent while it was recorded", field="path")
+        text = "has no sessions: nothing was sent while it was recorded, or it is damaged (`edgeflow recording info`)"
+        raise InvalidArgument(text, field="path")
     for each in chosen:
         if not any(each in (session.label, str(session.number)) for session in sessions.values()):
             raise InvalidArgument(f"{each} is not one of {', '.join(sessions)}", field="session")
