@@ -7,6 +7,8 @@ recording as JSON, on the topic TOPIC, with the schemas of SCHEMAS; images lie b
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -17,6 +19,8 @@ from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition
 
 TOPIC = "/edgeflow/sessions"
 MOST_VALUES = 32_768
+MOST_TOPIC_CHARACTERS = 64  # of a camera's name
+_OTHER = re.compile(r"[^A-Za-z0-9_.-]")
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Values: TypeAlias = Annotated[tuple[float, ...], Meta(max_length=MOST_VALUES)]
 Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
@@ -169,3 +173,17 @@ ENCODER = msgspec.msgpack.Encoder()
 """Writes heads of records for the ring."""
 DECODER: msgspec.msgpack.Decoder[AnySessionRecord] = msgspec.msgpack.Decoder(AnySessionRecord)
 """Reads heads of records from the ring."""
+
+
+def image_topics(session: int, cameras: Sequence[str], kind: str = "images") -> tuple[str, ...]:
+    """The topic of each camera's images, by the cameras' names in the order of their opening.
+
+    Other characters than letters, digits, `_`, `-` and `.` become `_`; equal names get a number.
+    """
+    topics: list[str] = []
+    for name in cameras:
+        topic = f"/session-{session}/{kind}/{_OTHER.sub('_', name)[:MOST_TOPIC_CHARACTERS] or '_'}"
+        while topic in topics:
+            topic += f"-{len(topics)}"
+        topics.append(topic)
+    return tuple(topics)

@@ -1,0 +1,258 @@
+"""Recording from the side of its producers: rings in memory, and a process of its own that writes what they hold.
+
+Producers put records into a ring and never wait. The recorder process (`process.py`) takes them out, and is replaced
+if it ends. It goes on for as long as it takes to write what is left when its parent dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from errno import EDQUOT, ENOSPC
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from edgeflow_client.errors import ConfigError, DependencyError
+from edgeflow_client.recording.ring import RecordRing
+
+CAMERA_CHOICES = ("none", "thumbnails", "all")
+LOOK_S = 1.0  # between looks at what was lost
+TELL_LOST_S = 10.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # before a process is replaced
+PROCESS = "edgeflow_client.recording.process"
+
+
+class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is recorded, and where."""
+
+    directory: str = ""
+    """Directory of the files; "" = none, only live."""
+    live_port: int | None = None
+    """Port of Foxglove's websocket on the loopback interface; 0 = any free one, None = no socket."""
+    cameras: str = "all"
+    """What is recorded of images: "none", "thumbnails" or "all"."""
+    source: str = "service"
+    """Who records: "service" or "robot"."""
+    facts: dict[str, str] = {}
+    """Further facts for each file's metadata."""
+    budget_bytes: int = 20 << 30
+    """Largest size of all recordings in the directory; the oldest files are deleted."""
+    least_free_bytes: int = 1 << 30
+    """Free space that is left on the disk."""
+    rotate_bytes: int = 1 << 30
+    """Size after which a new file begins."""
+    rotate_s: float = 600.0
+    """Seconds after which a new file begins."""
+    buffer_bytes: int = 64 << 20
+    """Memory of each ring, for records that are not written yet."""
+
+
+class RecorderJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the recorder process is told on its standard input, in one line of JSON."""
+
+    settings: RecorderSettings
+    parent: int
+    """Process id of its parent."""
+    run: str
+    """Hexadecimal name of the run, in the names of its files."""
+    rings: dict[str, int]
+    """Descriptor of each topic's ring."""
+    schemas: dict[str, msgspec.Raw]
+    """JSON schema of each topic's records."""
+    kept: tuple[int, int]
+    """Descriptors of the kept records (`kept.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderNews:
+    """Something to tell about the recording."""
+
+    kind: str
+    """ "file" (a file begins), "deleted", "failing", "recovered", "lost", "restarted" or "live"."""
+    text: str
+    path: str = ""
+    """The file or directory, or the address of the socket."""
+    lost: int = 0
+    """Records that were lost so far, where kind is "lost"."""
+
+
+class Recorder:
+    """A ring per topic and the process that writes them. Threads: one, which watches the process."""
+
+    def __init__(
+        self, settings: RecorderSettings, schemas: Mapping[str, bytes], tell: Callable[[RecorderNews], None]
+    ) -> None:
+        """Make the rings and check the directory.
+
+        schemas: JSON schema of each topic's records. tell: called from the recorder's thread. ConfigError for settings
+        that cannot be, DependencyError without the extra `record`, OSError without memory.
+        """
+        _check(settings)
+        self._settings, self._tell = settings, tell
+        self._schemas = {topic: msgspec.Raw(schema) for topic, schema in schemas.items()}
+        self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
+        self._kept = tuple(tempfile.TemporaryFile() for _ in range(2))
+        self.run = os.urandom(4).hex()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._watch, name="recorder", daemon=True)
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._lost_by_process = self._told_lost = 0
+        self._told_lost_at = -TELL_LOST_S
+
+    def ring(self, topic: str) -> RecordRing:
+        """The ring of a topic; its descriptor may be given to another process, which then writes it instead."""
+        return self._rings[topic]
+
+    @property
+    def lost(self) -> int:
+        """Records that were lost: no room in memory, or no file to write them to."""
+        return sum(ring.lost for ring in self._rings.values()) + self._lost_by_process
+
+    def start(self) -> None:
+        """Start the process, and the thread that watches it and replaces it."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Write everything that was put, close the file and end the process; kill it after the timeout."""
+        with self._lock:
+            self._stopping.set()
+            process = self._process
+            if process is not None and process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        if self._thread.ident is None:
+            return
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and process is not None:
+            process.kill()
+            self._thread.join(1.0)
+
+    # The thread.
+
+    def _watch(self) -> None:
+        wait_s = FIRST_WAIT_S
+        while True:
+            began = time.monotonic()
+            code = self._run_process()
+            if code is None or self._stopping.is_set():
+                return
+            if time.monotonic() - began > LONGEST_WAIT_S:
+                wait_s = FIRST_WAIT_S
+            ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+            self._tell(RecorderNews("restarted", f"the recorder process {ended}; it starts again in {wait_s:g} s"))
+            if self._stopping.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, LONGEST_WAIT_S)
+
+    def _run_process(self) -> int | None:
+        """Run a process to its end; its exit code, None if it was not to start any more."""
+        job = RecorderJob(
+            settings=self._settings,
+            parent=os.getpid(),
+            run=self.run,
+            rings={topic: ring.descriptor for topic, ring in self._rings.items()},
+            schemas=self._schemas,
+            kept=(self._kept[0].fileno(), self._kept[1].fileno()),
+        )
+        with self._lock:
+            if self._stopping.is_set():
+                return None
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-P", "-m", PROCESS]
+                if sys.version_info >= (3, 11)
+                else [sys.executable, "-m", PROCESS],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[*job.rings.values(), *job.kept],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                start_new_session=True,  # Ctrl-C is for its parent
+            )
+        assert process.stdin is not None and process.stdout is not None
+        with process.stdout:
+            with contextlib.suppress(OSError, ValueError):  # it may have ended, or been stopped
+                process.stdin.write(msgspec.json.encode(job) + b"\n")
+                process.stdin.flush()
+            self._listen(process.stdout)
+            code = process.wait()
+        with self._lock, contextlib.suppress(OSError):
+            process.stdin.close()
+        return code
+
+    def _listen(self, stream: IO[bytes]) -> None:
+        """Pass on news until the process ends."""
+        lost_before, rest = self._lost_by_process, b""
+        while True:
+            ready, _, _ = select.select([stream], [], [], LOOK_S)
+            if ready:
+                data = os.read(stream.fileno(), 1 << 16)
+                if not data:
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    news = msgspec.json.decode(line, type=RecorderNews)
+                    if news.kind == "lost":
+                        self._lost_by_process = lost_before + news.lost
+                    else:
+                        self._tell(news)
+            self._look_at_lost()
+        self._look_at_lost()
+
+    def _look_at_lost(self) -> None:
+        lost, now = self.lost, time.monotonic()
+        if lost > self._told_lost and now - self._told_lost_at >= TELL_LOST_S:
+            self._tell(RecorderNews("lost", f"{lost - self._told_lost} records were lost, {lost} in all", lost=lost))
+            self._told_lost, self._told_lost_at = lost, now
+
+
+def _check(settings: RecorderSettings) -> None:
+    """ConfigError for settings that cannot be, DependencyError without the extra `record`."""
+    if importlib.util.find_spec("foxglove") is None:
+        raise DependencyError("recording needs foxglove-sdk: install edgeflow-client with its extra `record`")
+    if settings.cameras not in CAMERA_CHOICES:
+        raise ConfigError(
+            f"cameras of a recording: must be one of {', '.join(CAMERA_CHOICES)}, got {settings.cameras!r}"
+        )
+    if not settings.directory and settings.live_port is None:
+        raise ConfigError("a recording needs a directory or a port")
+    if not settings.directory:
+        return
+    directory = Path(settings.directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        if error.errno in (ENOSPC, EDQUOT):
+            return  # robots go first: the service starts, and recording when there is room
+        raise ConfigError(
+            f"cannot record to {str(directory)!r}: {error.strerror or error}; name a directory that can be written"
+        ) from None
+
+
+def wall_clock() -> Callable[[int], int]:
+    """A function from monotonic nanoseconds to nanoseconds since 1970, each greater than the one before.
+
+    The offset stays as it was at the start: when the system's clock is set, the times of a recording go on.
+    """
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    lock, last_ns = threading.Lock(), 0
+
+    def wall_ns(monotonic_ns: int) -> int:
+        nonlocal last_ns
+        with lock:
+            last_ns = max(monotonic_ns + offset_ns, last_ns + 1)
+            return last_ns
+
+    return wall_ns
