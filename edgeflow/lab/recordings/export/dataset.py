@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from edgeflow.lab.recordings.export.statistics import (
     vector_statistics,
 )
 from edgeflow.lab.recordings.export.video import VideoFile
+from edgeflow_client.errors import ConfigError
 
 ROW_GROUP_BYTES = 16 << 20
 EPISODES_PER_ROW_GROUP = 100
@@ -71,8 +73,11 @@ class _NumberedParquet:
         self._writer.write_table(pa.Table.from_pylist(rows, self._schema))
 
     def close(self) -> None:
-        self._writer.close()
-        self._file.close()
+        """Complete the file."""
+        try:
+            self._writer.close()
+        finally:
+            self._file.close()
 
 
 class _NumberedVideos:
@@ -124,9 +129,10 @@ class _OpenEpisode:
 
 
 class DatasetWriter:
-    """Writes a dataset into a new folder: `begin`, `add` of each frame and `end` for each episode, then `close`.
+    """Writes a dataset into a new folder: `begin`, `add` of each frame and `end` for each episode, then `complete`.
 
-    It is a dataset once `close` has returned. Files are full at DATA_MB and VIDEO_MB; an episode stays in one file.
+    A context manager, which closes the files of a dataset that was not completed. Files are full at data_mb and
+    video_mb, and an episode stays in one file.
     """
 
     def __init__(
@@ -142,12 +148,31 @@ class DatasetWriter:
             for camera in features.cameras
             if features.codec
         }
+        self._files: tuple[_NumberedParquet | _NumberedVideos, ...] = (
+            self._data,
+            self._table,
+            *self._videos.values(),
+        )
         self._tasks: dict[str, int] = {}
         self._statistics: list[dict[str, FeatureStatistics]] = []
         self._rows: list[dict[str, Any]] = []
         self._episode: _OpenEpisode | None = None
         self.frames = 0
         """Frames so far, of all episodes."""
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._files:
+            with contextlib.suppress(OSError, ConfigError):  # of a dataset that is given up
+                file.close()
+        self._files = ()
+
+    @property
+    def tasks(self) -> int:
+        """Different tasks so far."""
+        return len(self._tasks)
 
     @property
     def episodes(self) -> int:
@@ -225,10 +250,11 @@ class DatasetWriter:
         if len(self._rows) >= EPISODES_PER_ROW_GROUP:
             self._write_rows()
 
-    def close(self) -> None:
+    def complete(self) -> None:
         """Complete the dataset, of at least one episode."""
         self._write_rows()
-        for file in (self._data, self._table, *self._videos.values()):
+        files, self._files = self._files, ()
+        for file in files:
             file.close()
         pq.write_table(tasks_table(list(self._tasks)), self._folder / "meta" / "tasks.parquet")
         merged = {name: over_episodes([each[name] for each in self._statistics]) for name in self._statistics[0]}

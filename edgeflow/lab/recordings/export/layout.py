@@ -66,7 +66,8 @@ class DatasetFeatures:
 
 def data_schema(features: DatasetFeatures) -> pa.Schema:
     """The columns of the data files, with the types that the library `datasets` reads from the metadata."""
-    fields, known = [], {}
+    fields: list[pa.Field] = []
+    known: dict[str, Any] = {}
     for name, described in features.described.items():
         dtype, size = described["dtype"], described["shape"][0]
         if dtype == "video":
@@ -93,9 +94,7 @@ def episodes_schema(features: DatasetFeatures) -> pa.Schema:
         fields |= {f"videos/{camera}/{moment}": pa.float64() for moment in ("from_timestamp", "to_timestamp")}
     for name in chain(features.vectors, features.cameras, BOOKKEEPING):
         per_channel = pa.list_(pa.list_(pa.list_(pa.float64()))) if name in features.cameras else pa.list_(pa.float64())
-        fields |= {
-            f"stats/{name}/{kind}": pa.list_(pa.int64()) if kind == "count" else per_channel for kind in KINDS
-        }
+        fields |= {f"stats/{name}/{kind}": pa.list_(pa.int64()) if kind == "count" else per_channel for kind in KINDS}
     fields |= dict.fromkeys(("meta/episodes/chunk_index", "meta/episodes/file_index"), pa.int64())
     return pa.schema(list(fields.items()))
 

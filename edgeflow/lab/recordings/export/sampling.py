@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeflow.lab.recordings.export.statistics import Pixels
 from edgeflow.lab.recordings.sessions import Images, StoredSession, pixels_of
@@ -48,10 +48,14 @@ class SampledEpoch:
     instruction: str
     frames: int = 0
     """Ticks with an observation and an action."""
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: dict[str, int] = field(default_factory=dict)
     """Ticks without, by reason."""
     episodes: list[int] = field(default_factory=list)
     """Their numbers in the dataset."""
+
+    def leave_out(self, reason: str, ticks: int = 1) -> None:
+        """Count ticks without an observation or an action."""
+        self.left_out[reason] = self.left_out.get(reason, 0) + ticks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +192,7 @@ class _EpochSampler:
         skipped = -(-(end_ns - self._first_ns) * self._fps // 1_000_000_000) - self._tick
         if skipped > 0:
             self._tick += skipped
-            self.summary.left_out[NO_OBSERVATION] += skipped
+            self.summary.leave_out(NO_OBSERVATION, skipped)
 
     @property
     def _moment_ns(self) -> int:
@@ -207,7 +211,7 @@ class _EpochSampler:
         action = self._force.row_at(now_ns) or NOT_DUE if isinstance(self._force, _Commanded) else self._force
         pixels = None if isinstance(action, str) else self._decoded()
         if isinstance(action, str) or pixels is None:
-            self.summary.left_out[action if isinstance(action, str) else BAD_IMAGE] += 1
+            self.summary.leave_out(action if isinstance(action, str) else BAD_IMAGE)
             return None
         assert self._observation is not None
         begins = self._sampled_ns is None or now_ns - self._sampled_ns > self._pause_ns
@@ -254,7 +258,7 @@ class _EpochSampler:
         return _Commanded(answer.seq, answer.values, self._dims, timeline, until_ns)
 
 
-def observation_rate(stamps_ns: np.ndarray) -> float:
+def observation_rate(stamps_ns: npt.NDArray[np.int64]) -> float:
     """Observations per second by the median time between stamps; 0 for fewer than two."""
     steps = np.diff(stamps_ns)
     steps = steps[steps > 0]

@@ -56,9 +56,7 @@ class ImageStatistics:
         levels = np.arange(256) / 255
         total = self._histograms[0].sum()
         mean = self._histograms @ levels / total
-        squares = [
-            histogram @ (levels - middle) ** 2 for histogram, middle in zip(self._histograms, mean, strict=True)
-        ]
+        squares = [histogram @ (levels - middle) ** 2 for histogram, middle in zip(self._histograms, mean, strict=True)]
         per_channel = {
             "min": levels[(self._histograms > 0).argmax(axis=1)],
             "max": levels[255 - (self._histograms[:, ::-1] > 0).argmax(axis=1)],
@@ -80,7 +78,7 @@ def over_episodes(episodes: Sequence[FeatureStatistics]) -> FeatureStatistics:
     def average(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         return np.asarray(np.average(values, axis=0, weights=counts), np.float64)
 
-    stacked = {kind: np.stack([each[kind] for each in episodes]) for kind in KINDS}
+    stacked = {kind: np.stack([each[kind] for each in episodes]).astype(np.float64) for kind in KINDS}
     mean = average(stacked["mean"])
     return {
         "min": stacked["min"].min(axis=0),
@@ -94,6 +92,4 @@ def over_episodes(episodes: Sequence[FeatureStatistics]) -> FeatureStatistics:
 
 def listed(statistics: Mapping[str, FeatureStatistics]) -> dict[str, dict[str, list[float]]]:
     """Statistics as nested lists, for JSON."""
-    return {
-        name: {kind: values.tolist() for kind, values in feature.items()} for name, feature in statistics.items()
-    }
+    return {name: {kind: values.tolist() for kind, values in feature.items()} for name, feature in statistics.items()}

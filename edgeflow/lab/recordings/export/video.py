@@ -31,10 +31,13 @@ class VideoCodec:
 
 
 CODECS = (
-    VideoCodec("libsvtav1", "av1", {"g": 2, "crf": 30, "preset": 12}),
+    VideoCodec("libsvtav1", "av1", {"g": 2, "crf": 30, "preset": 10}),
     VideoCodec("libx264", "h264", {"g": 2, "crf": 23}),
 )
-"""The codecs to choose from, the first one that PyAV has: LeRobot's own with its settings, then the widest known."""
+"""The codecs to choose from, the first one that PyAV has: LeRobot's own with its settings, then the widest known.
+
+Preset 12, as LeRobot 0.6 has it, spoils every second frame with SVT-AV1 4.1: PSNR 26 dB instead of 42.
+"""
 
 
 def best_codec() -> VideoCodec:
@@ -84,7 +87,9 @@ class VideoFile:
         """Bytes so far; the encoder holds back some frames."""
         with self._naming_errors():
             self._container = av.open(str(path), "w", format="mp4")
-            stream = self._container.add_stream(codec.encoder, rate=fps, options={option: str(value) for option, value in codec.options.items()})
+            stream = self._container.add_stream(
+                codec.encoder, rate=fps, options={option: str(value) for option, value in codec.options.items()}
+            )
         assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, PIXELS
         stream.codec_context.time_base = Fraction(1, fps)
