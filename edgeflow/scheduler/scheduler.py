@@ -5,8 +5,9 @@ No torch, no threads, no clock: the caller passes in the time, and gets back wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from edgeflow.contract import Pace, StageProgram
 from edgeflow.scheduler.cost import UNBOUNDED
@@ -59,6 +60,44 @@ class SchedulerCounts:
     """Passes in which some session ran all of its stages."""
     offered: int = 0
     left: dict[Leaving, int] = field(default_factory=lambda: dict.fromkeys(Leaving, 0))
+
+
+class PassPlanner(Protocol):
+    """The interface between a control loop and its scheduler. Scheduler explains each method. A recording listens in
+    between, and a replay answers in its place.
+    """
+
+    @property
+    def counts(self) -> SchedulerCounts: ...
+
+    @property
+    def holds_frames(self) -> bool: ...
+
+    def open(
+        self, session: int, epoch: int, pace: Pace, program: StageProgram | None, turns: TokenBucket | None
+    ) -> None: ...
+
+    def change_pace(self, session: int, pace: Pace) -> None: ...
+
+    def close(self, session: int) -> list[Departure]: ...
+
+    def reset(self, session: int, epoch: int) -> list[Departure]: ...
+
+    def offer(self, frame: Frame) -> list[Departure]: ...
+
+    def next_frames(self, now_ns: int) -> list[FrameRef]: ...
+
+    def is_finishing(self, session: int) -> bool: ...
+
+    def reject(self, frame: FrameRef) -> list[Departure]: ...
+
+    def plan(self, now_ns: int) -> Pass[FrameRef] | None: ...
+
+    def commit(self, number: int, outcomes: Sequence[Outcome[FrameRef]], now_ns: int) -> list[Departure]: ...
+
+    def expire(self, now_ns: int) -> list[Departure]: ...
+
+    def wake_at_ns(self, now_ns: int) -> int | None: ...
 
 
 class Scheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeflow.config.sections import TrajectoryConfig
 from edgeflow.contract import PassTimes
@@ -31,11 +31,17 @@ from edgeflow.scheduler.turns import EarlyFrames
 from edgeflow.worker.inbox import Inbox
 from edgeflow_client.clock import Clock
 
+if TYPE_CHECKING:
+    from edgeflow.engine.control.recording import PassRecorder
+
 CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a step this often
 
 
 class Worker:
-    """Turns messages of control and chat into passes and answers. One thread calls `step`; others feed `inbox`."""
+    """Turns messages of control and chat into passes and answers. One thread calls `step`; others feed `inbox`.
+
+    observer: records the passes of control.
+    """
 
     def __init__(
         self,
@@ -49,10 +55,12 @@ class Worker:
         chat: ChatLoop | None = None,
         times: PassTimes | None = None,
         trajectory: TrajectoryConfig | None = None,
+        observer: PassRecorder | None = None,
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
-        self._control = ControlLoop(
+        make = ControlLoop if observer is None else observer.loop
+        self._control = make(
             engine,
             scheduler,
             clock,

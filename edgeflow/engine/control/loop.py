@@ -42,7 +42,7 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Leaving, Pass
-from edgeflow.scheduler.scheduler import Scheduler
+from edgeflow.scheduler.scheduler import PassPlanner
 from edgeflow.scheduler.turns import TokenBucket
 from edgeflow.scheduler.verification import VerificationSample
 from edgeflow_client.clock import Clock
@@ -61,7 +61,7 @@ class ControlLoop:
     def __init__(
         self,
         engine: PassEngine,
-        scheduler: Scheduler,
+        scheduler: PassPlanner,
         clock: Clock,
         publish: Callable[[Message], None],
         *,

@@ -1,0 +1,245 @@
+"""Recorded sessions sent to a service, one stream each and side by side as recorded, and their answers compared."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from edgeflow.lab.progress import Report
+from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
+from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, read_frames
+from edgeflow.lab.recordings.stream import ReplayedAnswer, ReplayStream
+from edgeflow_client.clock import Clock, MonotonicClock
+from edgeflow_client.connection.credentials import Credentials, channel
+from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.types import ActionSchema
+
+ANSWER_S = 10.0  # time limit for an answer that the recording has
+LEAST_S = 0.05  # wait at full speed for the outcome of a frame that the recording left unanswered
+LEAD_S = 0.5  # from opening a session to its first frame
+CHANNEL_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection per session, as robots have
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """How a recording is replayed."""
+
+    address: str
+    speed: float | None
+    """Multiple of the recorded rate; None = each frame as soon as the one before it is answered."""
+    tolerance: float
+    """The largest difference that counts as equal, in the unit of each dimension."""
+    credentials: Credentials | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayedSession:
+    """The replay of one session."""
+
+    label: str
+    differences: AnswerDifferences
+    stream: ReplayStream
+    recorded_schema: ActionSchema
+    frames: int = 0
+    """Frames read from the recording."""
+    without_images: int = 0
+    """Frames that were not sent, because their images are missing."""
+    recorded: int = 0
+    """Frames answered in the recording."""
+    replayed: int = 0
+    """Frames answered in the replay."""
+    continued: int = 0
+    """Answers of either that continue a chunk in execution."""
+    recorded_ns: array[int] = field(default_factory=lambda: array("Q"))
+    """The time from receiving a frame to sending its answer, of each recorded answer."""
+    server_ns: array[int] = field(default_factory=lambda: array("Q"))
+    """The same of each answer of the replay."""
+    round_trip_ns: array[int] = field(default_factory=lambda: array("Q"))
+    late_ns: int = 0
+    """The most by which a frame was sent late."""
+    _waiting: dict[int, tuple[Rows, bool]] = field(default_factory=dict)  # answers that only one side has yet
+    _places: dict[int, tuple[int, float]] = field(default_factory=dict)  # index and second of frames in flight
+
+    @property
+    def error(self) -> EdgeflowError | None:
+        """Why the service ended the session early; None if it did not."""
+        return self.stream.error
+
+    @property
+    def only_recorded(self) -> int:
+        """Frames answered in the recording only."""
+        return self.recorded - self.differences.compared
+
+    @property
+    def only_replayed(self) -> int:
+        """Frames answered in the replay only."""
+        return self.replayed - self.differences.compared
+
+    @property
+    def parted(self) -> int:
+        """Frames whose answers differ by more than the tolerance."""
+        return self.differences.compared - self.differences.equal
+
+    def expect(self, frame: StoredFrame, at_s: float) -> None:
+        """A frame is about to be sent."""
+        answer = frame.answer
+        self._places[frame.observation.seq] = (self.frames, at_s)
+        self.frames += 1
+        if answer is not None and (rows := rows_of_record(answer, self.recorded_schema)) is not None:
+            self.recorded += 1
+            self.recorded_ns.append(min(answer.server_ns, (1 << 63) - 1))
+            self.continued += answer.report.continues > 0
+            self._meet(frame.observation.seq, rows, recorded=True)
+
+    def heard(self, seq: int, answer: ReplayedAnswer) -> None:
+        """The service answered a frame."""
+        self.replayed += 1
+        self.server_ns.append(answer.server_ns)
+        self.round_trip_ns.append(max(answer.round_trip_ns, 0))
+        self.continued += answer.continues
+        self._meet(seq, answer.rows, recorded=False)
+
+    def _meet(self, seq: int, rows: Rows, *, recorded: bool) -> None:
+        """Compare the answers to a frame once both are there."""
+        other, was_recorded = self._waiting.pop(seq, (None, recorded))
+        if other is None or was_recorded is recorded:
+            self._waiting[seq] = rows, recorded
+            return
+        index, at_s = self._places.pop(seq)
+        first, second = (rows, other) if recorded else (other, rows)
+        self.differences.add(self.label, seq, at_s, index, first=first, second=second)
+
+
+class SessionReplay:
+    """The replay of some sessions of a recording."""
+
+    def __init__(
+        self,
+        source: SessionSource,
+        sessions: Sequence[StoredSession],
+        plan: ReplayPlan,
+        report: Report,
+        clock: Clock | None = None,
+    ) -> None:
+        self._source = source
+        self._sessions = sessions
+        self._plan = plan
+        self._report = report
+        self._clock = clock or MonotonicClock()
+        self._begin_ns = 0
+        self._first_ns = min(each.first_ns for each in sessions)
+        self._total = sum(each.frames for each in sessions)
+        self._done = 0
+
+    async def run(self) -> list[ReplayedSession]:
+        """Send the sessions and compare; an EdgeflowError if one cannot be opened or its answers cannot be compared."""
+        self._begin_ns = self._clock.now_ns() + round(LEAD_S * 1e9)
+        tasks: dict[str, asyncio.Task[ReplayedSession]] = {}
+        for session in sorted(self._sessions, key=lambda each: each.first_ns):
+            before = [tasks[each.label] for each in self._sessions if each.last_ns < session.first_ns]
+            tasks[session.label] = asyncio.create_task(self._one(session, before))
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+            await asyncio.gather(*tasks.values(), return_exceptions=True)
+        return [tasks[each.label].result() for each in self._sessions]
+
+    async def _one(self, session: StoredSession, before: Sequence[asyncio.Task[ReplayedSession]]) -> ReplayedSession:
+        """Replay a session, after those that ended before it began."""
+        if before:
+            await asyncio.wait(before)
+        await self._sleep_until(self._due_ns(session.first_ns) - round(LEAD_S * 1e9))
+        async with channel(self._plan.address, self._plan.credentials, CHANNEL_OPTIONS, aio=True) as connection:
+            found: list[ReplayedSession] = []
+            stream = ReplayStream(
+                session, connection, self._clock, self._plan.speed or 1.0, lambda seq, each: found[0].heard(seq, each)
+            )
+            try:
+                opened = await stream.open()
+                schema = session.contract.schema or opened.schema
+                check_same_action(schema, opened.schema, (f"session {session.label}", self._plan.address))
+                differences = AnswerDifferences.of(opened.schema, self._plan.tolerance)
+                found.append(
+                    ReplayedSession(label=session.label, differences=differences, stream=stream, recorded_schema=schema)
+                )
+                await self._send(session, stream, found[0])
+            finally:
+                await stream.close()
+        return found[0]
+
+    async def _send(self, session: StoredSession, stream: ReplayStream, replayed: ReplayedSession) -> None:
+        """Send the frames of a session, and wait for the answers to the last ones."""
+        cameras = len(session.cameras)
+        last: StoredFrame | None = None
+        frames = read_frames(self._source, session.label)
+        while (frame := await asyncio.to_thread(next, frames, None)) is not None:
+            observation = frame.observation
+            replayed.expect(frame, (observation.time_ns - session.first_ns) / 1e9)
+            self._done += 1
+            self._report("replay", self._done, self._total)
+            if len(frame.images) < cameras:
+                replayed.without_images += 1
+                continue
+            await self._take_turn(stream, last, frame, replayed)
+            last = frame
+            if not await stream.send(observation, frame.images):
+                return
+        await stream.drained(ANSWER_S)
+
+    async def _take_turn(
+        self, stream: ReplayStream, last: StoredFrame | None, frame: StoredFrame, replayed: ReplayedSession
+    ) -> None:
+        """Wait until a frame is due."""
+        time_ns = frame.observation.time_ns
+        if self._plan.speed is not None:
+            due_ns = self._due_ns(time_ns)
+            await self._sleep_until(due_ns)
+            replayed.late_ns = max(replayed.late_ns, self._clock.now_ns() - due_ns)
+        elif last is not None:
+            gap_s = max((time_ns - last.observation.time_ns) / 1e9, LEAST_S)
+            await stream.outcome(last.observation.seq, ANSWER_S if last.answer is not None else min(gap_s, ANSWER_S))
+
+    def _due_ns(self, time_ns: int) -> int:
+        """The moment of a recorded time; at full speed, now."""
+        if self._plan.speed is None:
+            return self._clock.now_ns()
+        return self._begin_ns + round((time_ns - self._first_ns) / self._plan.speed)
+
+    async def _sleep_until(self, instant_ns: int) -> None:
+        left_ns = instant_ns - self._clock.now_ns()
+        if left_ns > 0:
+            await asyncio.sleep(left_ns / 1e9)
+
+
+def reasons_to_differ(
+    plan: ReplayPlan, sessions: Sequence[ReplayedSession], stored: Sequence[StoredSession]
+) -> Iterator[str]:
+    """Why answers of this replay may differ though nothing is wrong, in words."""
+    if any(each.only_recorded or each.only_replayed for each in sessions):
+        yield (
+            "Other frames were superseded, dropped or not answered than in the recording: a service answers the newest "
+            "frame when it has time. A policy with a history then sees another past."
+        )
+    modes = {each.stream.opened.mode.value for each in sessions if each.stream.opened}
+    recorded = {each.contract.served_mode.value for each in stored if each.contract.served_mode}
+    if recorded and modes != recorded:
+        yield f"The recorded mode was {', '.join(sorted(recorded))}; here it is {', '.join(sorted(modes))}."
+    if modes - {"serial"}:
+        yield "Frames share passes, and drafts come from other frames: both depend on when frames arrive."
+    if any(each.continued for each in sessions):
+        yield (
+            "Chunks continue the one in execution (rtc). The replay reports the recorded execution, but how late each "
+            "chunk is expected depends on the latency measured here."
+        )
+    if plan.speed is not None and plan.speed < 1.0:
+        yield "At less than the recorded rate stamps are stretched, and the noise of flow policies follows from stamps."
+    if len(sessions) > 1 or any(each.opening and each.opening.front for each in stored):
+        yield "Robots share passes, and sums round differently with another number of rows; so do other processors."
