@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from edgeflow.service.observe.log import EventLog, LineWriter, LogAnnouncer
     from edgeflow.service.status import ServiceStatus
 
+LIVE_PORT = 8765  # where Foxglove looks unless another one is given
 ServeCommand = config_command("", {"tokens": "tokens_file"})
 
 
@@ -63,6 +64,21 @@ def serve(
     robots_port: Annotated[
         OptionalInt, typer.Option(help="Port for openpi's and OpenVLA's clients; 0 = any free port.")
     ] = None,
+    record: Annotated[
+        OptionalText,
+        typer.Option(metavar="DIR", help="Directory to record all robots to: observations, answers and passes."),
+    ] = None,
+    record_cameras: Annotated[
+        OptionalText,
+        typer.Option(metavar="IMAGES", help="Images in recordings: none, thumbnails or all (the default)."),
+    ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help=f"Show robots in Foxglove, at port {LIVE_PORT} of 127.0.0.1; another: --set recording.live_port=N.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow addresses other than loopback without TLS and tokens.")
     ] = False,
@@ -93,6 +109,9 @@ def serve(
         "http.port": http_port,
         "health.port": health_port,
         "frontends.port": robots_port,
+        "recording.directory": record,
+        "recording.cameras": record_cameras,
+        "recording.live_port": LIVE_PORT if live else None,
         "insecure": insecure or None,
     }
     with Output() as output:
@@ -100,10 +119,11 @@ def serve(
         try:
             check_limits()
             from edgeflow.config.service import load_config
-            from edgeflow.service.host.preflight import fetch_configured
+            from edgeflow.service.host.preflight import check_recording, fetch_configured
             from edgeflow.service.run import run_service
 
             settings = load_config(config, overrides_of(given, options))
+            check_recording(settings.recording)
             # before anything runs that a download would keep waiting
             fetch_configured(settings, lambda name: log.event("fetching", model=name))
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
@@ -169,7 +189,7 @@ class ServicePrinter:
                     highlight=False,
                 )
                 lines = {"": status.memory, "plug-in: ": status.plugin, "chat: ": status.chat}
-                for name, text in {**lines, "operators: ": status.operators}.items():
+                for name, text in {**lines, "operators: ": status.operators, "recording ": status.recording}.items():
                     if text:
                         self._console.print(f"  {name}{text}", highlight=False, markup=False)
                 for line in status.clients:

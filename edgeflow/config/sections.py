@@ -318,6 +318,31 @@ class TrajectoryConfig(Section):
     )
 
 
+class RecordingConfig(Section):
+    """Recordings of everything that robots send and receive; off unless a directory or a port is given."""
+
+    directory: str = Field("", description="directory of the recordings; empty = none are written")
+    cameras: Literal["none", "thumbnails", "all"] = Field(
+        "all", description="images in recordings: none, small copies, or all as they came"
+    )
+    live_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port of 127.0.0.1 where Foxglove can watch robots; 0 = any free port, unset = none",
+    )
+    budget_gib: float = Field(
+        20.0, ge=0.1, le=1_000_000, description="size of the directory, beyond which the oldest recordings are deleted"
+    )
+    file_mib: int = Field(1024, ge=16, le=1 << 20, description="size of a file, after which another one begins")
+    file_minutes: float = Field(10.0, ge=0.1, le=1440, description="time after which another file begins")
+
+    @property
+    def on(self) -> bool:
+        """True if anything is recorded or can be watched."""
+        return bool(self.directory) or self.live_port is not None
+
+
 def is_loopback(host: str) -> bool:
     """True if `host` is a loopback address."""
     if host == "localhost":

@@ -27,6 +27,7 @@ from edgeflow.config.sections import (
     Name,
     PolicyConfig,
     RealtimeConfig,
+    RecordingConfig,
     Section,
     TimingConfig,
     TlsConfig,
@@ -148,6 +149,7 @@ class ServiceConfig(Section):
     realtime: RealtimeConfig = RealtimeConfig()
     chat: ChatConfig = ChatConfig()
     artifact: ArtifactConfig = ArtifactConfig()
+    recording: RecordingConfig = RecordingConfig()
     tls: TlsConfig = TlsConfig()
     tokens_file: str = Field("", description="file of access tokens (`edgeflow token new`); empty = no tokens required")
     insecure: bool = Field(False, description="permit addresses other than loopback without TLS and tokens")

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatReady
@@ -39,6 +39,9 @@ from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
 from edgeflow.version import __version__
 from edgeflow_client.clock import MonotonicClock
+
+if TYPE_CHECKING:
+    from edgeflow.service.recording import ServiceRecording
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates
@@ -73,7 +76,14 @@ class Service:
         clock = MonotonicClock()
         self._clock = clock
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
-        workers = Workers(config, lambda: self.plane.admission.pass_times, log)
+        self._recording: ServiceRecording | None = None
+        if config.recording.on:
+            from edgeflow.service.recording import ServiceRecording  # needs the extra `record`
+
+            self._recording = ServiceRecording(config, self.metrics, log)
+            observers = [*observers, self._recording.observer]
+        passes = self._recording.passes if self._recording is not None else None
+        workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
         self.plane = ControlPlane(
@@ -181,6 +191,8 @@ class Service:
             self.supervisor.plugin = plugins()[plugin].origin
             if self._workers is not None:
                 self._workers.pin_family(plugin)
+        if self._recording is not None:
+            self._recording.start()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()
@@ -203,6 +215,7 @@ class Service:
             memory=ready.memory,
             plugin=ready.plugin,
             plugins=tuple(each.origin for each in plugins().values()),
+            recording=self._recording.summary if self._recording is not None else "",
             step="",
             done=0,
             total=0,
@@ -305,6 +318,8 @@ class Service:
             self._listener.stop()
         if self._listeners is not None:
             self._listeners.close()
+        if self._recording is not None:
+            await self._recording.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

@@ -44,6 +44,8 @@ class ServiceStatus:
     """The plug-in that brings the policy's family: name, distribution and version; "" for a built-in one."""
     plugins: tuple[str, ...] = ()
     """All installed plug-ins, likewise."""
+    recording: str = ""
+    """Where robots are recorded, what of them, and when it is deleted, in one line; "" = nothing is recorded."""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     """(mode, answers per second, latency in ms) for a single robot at full rate, from measured pass times."""
     horizon: int = 1

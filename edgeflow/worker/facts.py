@@ -27,7 +27,20 @@ COMPUTING = ("torch", "numpy", "onnxruntime", "triton", "flashinfer")
 VECTOR_FLAGS = ("amx", "asimd", "avx", "bf16", "f16c", "fma", "fphp", "i8mm", "neon", "sse", "sve")
 """Beginnings of the names of vector instructions."""
 PRIVATE = frozenset(
-    ("grpc", "http", "health", "limits", "timing", "standby", "realtime", "chat", "tls", "tokens_file", "insecure")
+    (
+        "grpc",
+        "http",
+        "health",
+        "limits",
+        "timing",
+        "recording",
+        "standby",
+        "realtime",
+        "chat",
+        "tls",
+        "tokens_file",
+        "insecure",
+    )
 )
 """Sections of the configuration that an engine does not read: addresses, limits, tokens, certificates."""
 PRIVATE_OF_CLIENTS = frozenset(("host", "port", "peers", "metadata", "faults"))

@@ -11,6 +11,7 @@ import gc
 import socket
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -34,14 +35,20 @@ from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import EdgeflowError
 
+if TYPE_CHECKING:
+    from edgeflow.engine.control.recording import PassRecorder
+
 SHOWN = 200  # characters of an exception of a plug-in
 
 
-def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None) -> int:
+def main(
+    fd: int, config: Path, known: PassTimes | None = None, handover: int | None = None, passes: int | None = None
+) -> int:
     """Build, check and serve; returns the exit code of the process.
 
     fd: descriptor of the socket to control. known: pass times of an earlier worker, so that robots get actions sooner.
-    handover: descriptor of the socket over which control sends sockets to chat fronts; None = no chat.
+    handover: descriptor of the socket over which control sends sockets to chat fronts; None = no chat. passes:
+    descriptor of the ring for the records of passes; None = none are recorded.
     """
     torch.set_grad_enabled(False)
     channel = BlockingChannel(socket.socket(fileno=fd))
@@ -49,7 +56,7 @@ def main(fd: int, config: Path, known: PassTimes | None = None, handover: int | 
     settings = None
     try:
         settings = load_config(config, {})
-        return _serve(settings, channel, known, link)
+        return _serve(settings, channel, known, link, passes)
     except ChannelClosed:
         return 0
     except EdgeflowError as error:
@@ -86,7 +93,13 @@ def plugin_fault(plugin: str, error: BaseException) -> str:
     )
 
 
-def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | None, link: ChatLink | None) -> int:
+def _serve(
+    config: ServiceConfig,
+    channel: BlockingChannel,
+    known: PassTimes | None,
+    link: ChatLink | None,
+    passes: int | None,
+) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the slow part, so that a wrong profile is reported at once
     built = build_engine(config, chat_bytes(config))
@@ -113,6 +126,7 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
         chat=chat.loop(config.chat, clock, link.send) if chat and link else None,
         times=known,
         trajectory=config.trajectory,
+        observer=_recorder(config, built, passes) if passes is not None else None,
     )
     if chat:
         channel.send(chat.ready())
@@ -127,6 +141,15 @@ def _serve(config: ServiceConfig, channel: BlockingChannel, known: PassTimes | N
     worker.run()
     channel.close()
     return 0
+
+
+def _recorder(config: ServiceConfig, built: BuiltEngine, passes: int) -> PassRecorder:
+    """Records the passes of this worker in the ring of a descriptor."""
+    from edgeflow.engine.control.recording import PassRecorder  # needs the extra `record`
+    from edgeflow.worker.facts import engine_facts
+    from edgeflow_client.recording.ring import RecordRing
+
+    return PassRecorder(RecordRing(passes), engine_facts(config, built))
 
 
 def _ready(

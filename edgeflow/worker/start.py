@@ -31,6 +31,7 @@ def run() -> NoReturn:
     parser.add_argument("--handover", type=int, help="inherited socket over which control sends sockets to chat fronts")
     parser.add_argument("--parent", type=int, default=os.getppid(), help="process id of control")
     parser.add_argument("--stacks", type=int, help="inherited pipe for the stacks of threads that hang or crash")
+    parser.add_argument("--passes", type=int, help="inherited ring of records, for the passes of a worker that serves")
     parser.add_argument(
         "--pass-times", type=int, nargs=len(fields(PassTimes)), help="pass times measured by an earlier worker"
     )
@@ -55,7 +56,7 @@ def _work(arguments: argparse.Namespace) -> int:
             return 0
     from edgeflow.worker.main import main  # takes seconds, so that bind_to_parent comes first
 
-    return main(arguments.fd, arguments.config, known, arguments.handover)
+    return main(arguments.fd, arguments.config, known, arguments.handover, arguments.passes)
 
 
 def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:

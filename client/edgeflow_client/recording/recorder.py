@@ -103,6 +103,7 @@ class Recorder:
         self._schemas = {topic: msgspec.Raw(schema) for topic, schema in schemas.items()}
         self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
         self._kept = tuple(tempfile.TemporaryFile() for _ in range(2))
+        self._open: list[RecordRing | IO[bytes]] = [*self._rings.values(), *self._kept]  # until it stops
         self.run = os.urandom(4).hex()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._watch, name="recorder", daemon=True)
@@ -132,12 +133,13 @@ class Recorder:
             if process is not None and process.stdin is not None:
                 with contextlib.suppress(OSError):
                     process.stdin.close()
-        if self._thread.ident is None:
-            return
-        self._thread.join(timeout_s)
-        if self._thread.is_alive() and process is not None:
-            process.kill()
-            self._thread.join(1.0)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+            if self._thread.is_alive() and process is not None:
+                process.kill()
+                self._thread.join(1.0)
+        while self._open:
+            self._open.pop().close()
 
     # The thread.
 

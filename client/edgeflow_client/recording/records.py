@@ -47,6 +47,8 @@ class RecordedOpening(SessionRecord, frozen=True, kw_only=True, tag="opened"):
     model: Text = ""
     cameras: tuple[CameraSpec, ...]
     """The cameras as declared; those that the service had resized have the size that was sent."""
+    policy_cameras: tuple[str, ...] = ()
+    """Names of those that the policy gets, in its order; empty in the recording of a robot."""
     state: tuple[StateSpec, ...] = ()
     instruction: Text = ""
     control_period_ns: Count = 0

@@ -39,7 +39,7 @@ def checked_open(plane: ControlPlane, opened: OpenRequest) -> OpenRequest:
         raise Unavailable(text, reason=Reason.WORKER_RESTARTING, retry_after_ms=RETRY_AFTER_MS)
     if found.front and plane.worker is not None:
         found = replace(found, control_period_ns=_period_ms(plane.config, found.front, plane.worker.schema) * 1_000_000)
-    return found
+    return replace(found, decoded=True)
 
 
 def _period_ms(config: ServiceConfig, front: str, schema: ActionSchema) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.devices import PROFILE_NAMES
-from edgeflow.config.sections import PolicyConfig
+from edgeflow.config.sections import PolicyConfig, RecordingConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.hub import cached
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_head, resolve_model
@@ -19,10 +21,12 @@ from edgeflow.policies.registry import family_of, try_plugins
 from edgeflow.service.host.files import read_file
 from edgeflow.text.checkpoint_json import MAX_JSON_BYTES, where_it_is
 from edgeflow.text.weight_files import find_weights
-from edgeflow_client.errors import CheckpointError, ConfigError
+from edgeflow_client.errors import CheckpointError, ConfigError, DependencyError, how_to_install
 from edgeflow_client.files import open_regular, read_regular
 
 MAX_HEADER_BYTES = 100 << 20
+RECORD_LIBRARIES = {"foxglove": "foxglove-sdk", "mcap": "mcap", "msgspec": "msgspec", "xxhash": "xxhash"}
+"""The libraries of the extra `record` by module, but for pillow, which the server itself needs."""
 DEV = Path("/dev")
 GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
@@ -52,6 +56,7 @@ def check_configured(config: ServiceConfig) -> str:
         except OSError as error:
             known = f"; use {', '.join(PROFILE_NAMES)} or a JSON file" if key == "profile" else ""
             raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
+    check_recording(config.recording)
     tls = config.tls
     secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}
     for key, file in {"tls.cert": tls.cert, "tls.client_ca": tls.client_ca, **secrets}.items():
@@ -62,6 +67,22 @@ def check_configured(config: ServiceConfig) -> str:
     if config.device == "cuda" and not may_have_cuda:
         raise ConfigError("device: cuda is not available here; run `edgeflow doctor`, or use cpu")
     return plugin
+
+
+def check_recording(recording: RecordingConfig) -> None:
+    """Check that recordings can be made: DependencyError without the extra `record`, ConfigError for a directory."""
+    if not recording.on:
+        return
+    for module, library in RECORD_LIBRARIES.items():
+        if importlib.util.find_spec(module) is None:
+            raise DependencyError(f"recording: {library} is not installed; {how_to_install('record')}")
+    if recording.directory:
+        path = Path(recording.directory).expanduser().absolute()
+        found = next(each for each in (path, *path.parents) if each.exists())
+        if not found.is_dir():
+            raise ConfigError(f"recording.directory: {found} is not a directory: name another one")
+        if not os.access(found, os.W_OK | os.X_OK):
+            raise ConfigError(f"recording.directory: {found} cannot be written: change its owner, or name another one")
 
 
 def fetch_configured(config: ServiceConfig, fetching: Callable[[str], object] = lambda _: None) -> None:

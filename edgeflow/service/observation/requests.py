@@ -45,6 +45,8 @@ class OpenRequest:
     """Fields of the message that this version does not know, and may ignore."""
     front: str = ""
     """The front end whose names apply, and whose robots are silent while they execute a chunk; "" = none."""
+    decoded: bool = False
+    """Another process decodes its images: a frame brings pixels of `policy_cameras`."""
     policy_cameras: tuple[CameraSpec, ...] = ()
     policy_numbers: tuple[int, ...] = ()
     """Both: what the policy gets, in its order: cameras among `cameras`, and indexes into the numbers of a frame;

@@ -28,7 +28,7 @@ from edgeflow.version import __version__
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
-from edgeflow_client.types import Command, Disposition, Execution
+from edgeflow_client.types import ActionSchema, Command, Disposition, Execution
 
 POOLS = ("asyncio_", "uvloop_", "decode")  # of the event loop, whichever it is, and of the decoders
 PASS_BUCKETS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32, 48, 64)
@@ -48,6 +48,8 @@ class OpenedSession:
     request: OpenRequest
     plan: SessionPlan
     caller: Caller
+    schema: ActionSchema
+    """The meaning of the actions that the robot gets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,9 @@ class ObservedFrame:
 
     session: int
     frame: CheckedFrame
+    epoch: int
+    instruction: str
+    """The instruction in force, of the frame or of one before it."""
     gap_ns: int
     """Time since the session's last frame in order with valid contents; 0 for the first."""
     unknown_chunk: bool
@@ -303,6 +308,9 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.tasks = self._gauge("tasks", "Tasks of control's event loop")
         self.pool_threads = self._gauge("pool_threads", "Threads of control's pools")
         self.draining = self._gauge("draining", "1 while the service is stopping")
+        self.recording_files = self._counter("recording_files", "Files of recordings begun")
+        self.recording_failing = self._gauge("recording_failing", "1 while recordings cannot be written")
+        self.recorder_restarts = self._counter("recorder_restarts", "Processes that write recordings replaced")
         self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
 
     def _worker_metrics(self) -> None:

@@ -322,13 +322,12 @@ class ControlPlane:
             raise no_worker()
 
     def _register(self, runner: SessionRunner, caller: Caller) -> None:
-        number = runner.session.number
+        session, plan = runner.session, runner.plan
+        number, request, schema = session.number, session.request, session.robot_schema
         self._runners[number] = runner
         self._end_surplus()
         self._all_closed.clear()
-        self._observers.opened(
-            OpenedSession(number=number, request=runner.session.request, plan=runner.plan, caller=caller)
-        )
+        self._observers.opened(OpenedSession(number=number, request=request, plan=plan, caller=caller, schema=schema))
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

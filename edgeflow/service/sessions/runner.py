@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Protocol
 
 from edgeflow.ipc.framing import Payloads
@@ -90,7 +91,7 @@ class SessionRunner:
             self._last_frame_ns = now_ns
             seen = self._seen(frame, gap_ns)
             self.session.offer(frame, now_ns, since_ns)
-            self._observers.observed(seen)
+            self._observers.observed(seen(epoch=self.session.epoch, instruction=self.session.instruction))
         except RequestError as error:
             self.reject(seq, error)
         self.pump()
@@ -244,10 +245,11 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _seen(self, frame: CheckedFrame, gap_ns: int) -> ObservedFrame:
-        """The frame for observers, with checks of the chunks that it reports."""
+    def _seen(self, frame: CheckedFrame, gap_ns: int) -> Callable[..., ObservedFrame]:
+        """Makes the frame for observers, with checks of the chunks that it reports, once the session has taken it."""
         playing, arrived, answers = frame.playing, frame.arrived, self.session.answers
-        return ObservedFrame(
+        return partial(
+            ObservedFrame,
             session=self.session.number,
             frame=frame,
             gap_ns=gap_ns,

@@ -165,16 +165,21 @@ def cold_arguments(known: PassTimes | None) -> list[str]:
     return ["--pass-times", *map(str, astuple(known))] if known is not None else []
 
 
-def start_process(connections: WorkerConnections, settings: int, entry: str, arguments: Sequence[str]) -> WorkerProcess:
+def start_process(
+    connections: WorkerConnections, settings: int, entry: str, arguments: Sequence[str], passes: int | None = None
+) -> WorkerProcess:
     """Start a worker with its ends of the connections, which are then closed here; OSError leaves all of them open.
 
-    settings: the descriptor of the resolved configuration, sealed.
+    settings: the descriptor of the resolved configuration, sealed. passes: the descriptor of the ring in which it
+    records its passes.
     """
     sock, handover, stacks = connections.inherited()
+    recorded = [] if passes is None else [passes]
     process = spawn(
         entry,
-        (sock, handover, stacks, settings),
+        (sock, handover, stacks, settings, *recorded),
         [
+            *(each for fd in recorded for each in ("--passes", str(fd))),
             *("--parent", str(os.getpid()), "--fd", str(sock), "--handover", str(handover)),
             *("--stacks", str(stacks), "--config", f"/dev/fd/{settings}", *arguments),
         ],

@@ -59,16 +59,23 @@ class _Reserve:
 class Workers:
     """Launches workers for the supervisor. The descriptors for a start are made in advance. Use it on the loop.
 
-    known: pass times measured earlier, if any. entry: the workers' module.
+    known: pass times measured earlier, if any. entry: the workers' module. passes: the descriptor of the ring in which
+    the worker that serves records its passes.
     """
 
     def __init__(
-        self, config: ServiceConfig, known: Callable[[], PassTimes | None], log: EventLog, entry: str = ENTRY
+        self,
+        config: ServiceConfig,
+        known: Callable[[], PassTimes | None],
+        log: EventLog,
+        entry: str = ENTRY,
+        passes: int | None = None,
     ) -> None:
         self._config = config
         self._known = known
         self._log = log
         self._entry = entry
+        self._passes = passes
         self._settings: int | None = None
         self._next = Spare("worker", WorkerConnections.make, log)
         self._next_reserve = Spare("worker in reserve", WorkerConnections.make, log)
@@ -140,7 +147,7 @@ class Workers:
             self._settings = seal(self._config.model_dump_json().encode())
         connections = held.take()
         try:
-            process = start_process(connections, self._settings, self._entry, arguments)
+            process = start_process(connections, self._settings, self._entry, arguments, self._passes)
         except OSError:
             held.put_back(connections)
             raise

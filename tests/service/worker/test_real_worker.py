@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from edgeflow.pass_records import PASS_TOPIC
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import eventually, serving
 from tests.service.processes import Newborn
@@ -23,10 +26,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The passes of both workers are recorded."""
     (tmp_path / "queue.py").write_text("raise RuntimeError('the worker imports from where it was started')")
     monkeypatch.chdir(tmp_path)
     ours = Newborn()
-    async with serving(tiny, OWN, mode="serial", chat__enabled=False) as served:
+    recordings = tmp_path / "recordings"
+    settings = {"mode": "serial", "chat__enabled": False, "recording__directory": str(recordings)}
+    async with serving(tiny, OWN, **settings) as served:
         robot = served.robot()
         opened = await robot.open(mode=pb.MODE_SERIAL)
         assert (opened.action_tokens, opened.mode) == (7, pb.MODE_SERIAL)
@@ -46,6 +52,10 @@ async def test_actions_before_and_after_a_kill(tiny: Path, tmp_path: Path, monke
         assert [(event["cause"], event["ended"]) for event in lost] == [("eof", "signal SIGKILL")]
     assert [event["ended"] for event in served.events("worker_stopped")] == ["exit code 0"]
     assert not ours()
+    kinds = [json.loads(each.data)["kind"] for each in Recording.open(recordings).records(PASS_TOPIC)]
+    assert [kind for kind in kinds if kind in ("engine", "frame")] == ["engine", "frame"] * 2
+    assert kinds.count("pass") == first.timings.passes + second.timings.passes
+    assert served.metric("edgeflow_recording_records_lost_total") == 0
 
 
 async def test_drafts_give_the_tokens_of_serial_decoding_in_fewer_passes(tiny: Path):
