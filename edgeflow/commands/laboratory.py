@@ -34,7 +34,7 @@ class LabCommand:
     """Listed among the service's commands, not under LABORATORY."""
 
 
-GROUPS = {"policy": "Check policies."}
+GROUPS = {"policy": "Check policies.", "recording": "Look at recordings, replay, compare and export them."}
 """Groups of commands, with their lines in `edgeflow --help`."""
 COMMANDS = (
     LabCommand(
@@ -44,6 +44,14 @@ COMMANDS = (
     LabCommand("sim", "simulating", "Run a policy in a gymnasium environment.", "sim", everyday=True),
     LabCommand("verify", "checking", "Compare a checkpoint's outputs with recordings of the original."),
     LabCommand("policy check", "checking", "Check that a policy keeps the rules of a family."),
+    LabCommand("recording info", "recordings", "Show what is in a recording.", "record"),
+    LabCommand(
+        "recording replay", "recordings", "Replay a recording to a service, and show where answers part.", "record"
+    ),
+    LabCommand(
+        "recording compare", "recordings", "Play a recording through two models, and show where they part.", "record"
+    ),
+    LabCommand("recording export", "recordings", "Export a recording as a LeRobot dataset.", "dataset"),
     LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
     LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),
     LabCommand("tune", "checking", "Find the fastest correct implementation of each operator."),

@@ -1,10 +1,10 @@
-"""The files of a recording: one after another, within a budget, given up and tried again when they cannot be written."""
+"""The files of a recording: one after another, within a budget, given up and tried again if they cannot be written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,17 +13,23 @@ from foxglove.mcap import MCAPCompression, MCAPWriteOptions
 
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
+from edgeflow_client.recording.records import FACTS, FORMAT
+from edgeflow_client.recording.runs import file_name, recorded_files
 
-PATTERN = "edgeflow-*.mcap"
 RETRY_NS = 5_000_000_000
+ROOM_NS = 2_000_000_000  # between looks at the directory
 BUFFER_BYTES = 1 << 20
+LEAST_FILES = 4  # within the budget, so that deleting one leaves most of it
 
 
 class RecordingFile:
-    """A file as foxglove-sdk writes to it. An error is kept, and what follows is swallowed: the SDK would log each."""
+    """A file as foxglove-sdk writes to it. The first error is kept, and what follows is discarded.
+
+    If a write raised, the SDK would log every later message as an error.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Create it for this user alone; OSError if it cannot be."""
+        """Create it for this user alone; OSError if that fails."""
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._status = os.fstat(self._descriptor)
@@ -32,6 +38,7 @@ class RecordingFile:
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
+        """Take bytes, and write them once there are BUFFER_BYTES."""
         self._buffer += data
         self.bytes += len(data)
         if len(self._buffer) >= BUFFER_BYTES:
@@ -39,38 +46,38 @@ class RecordingFile:
         return len(data)
 
     def flush(self) -> None:
-        try:
-            view = memoryview(self._buffer)
-            while view and self.error is None:
-                view = view[os.write(self._descriptor, view) :]
-        except OSError as error:
-            self.error = error
-        finally:
-            view.release()
-        self._buffer = bytearray()
+        """Write what was taken."""
+        data, self._buffer = bytes(self._buffer), bytearray()
+        while data and self.error is None:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                self.error = error
 
     def tell(self) -> int:
+        """Bytes that were taken."""
         return self.bytes
 
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:  # noqa: ARG002  # it never moves
+    def seek(self, *_: int) -> int:
+        """Stay: without seeking, the SDK asks only where it is."""
         return self.bytes
 
     def close(self) -> None:
+        """Write what was taken and close it."""
         self.flush()
         os.close(self._descriptor)
 
     @property
-    def is_there(self) -> bool:
-        """False if it was deleted."""
+    def exists(self) -> bool:
+        """False if it was deleted or replaced."""
         try:
-            status = self.path.stat()
+            return os.path.samestat(self.path.stat(), self._status)
         except OSError:
             return False
-        return os.path.samestat(status, self._status)
 
 
 class RecordingFiles:
-    """Whatever is logged to a context goes to the current file, if there is one."""
+    """Writes whatever is logged to a context, while there is a file."""
 
     def __init__(
         self,
@@ -83,97 +90,119 @@ class RecordingFiles:
         self._settings, self._run, self._context, self._tell = settings, run, context, tell
         self._clock = clock or MonotonicClock()
         self._directory = Path(settings.directory)
+        self._rotate_bytes = min(settings.rotate_bytes, settings.budget_bytes // LEAST_FILES)
         self._file: RecordingFile | None = None
         self._writer: foxglove.MCAPWriter | None = None
         self._failing = False
-        self._began_ns = self._retry_ns = 0
+        self._began_ns = self._room_ns = self._flushed_bytes = 0
+        self._retry_ns = self._clock.now_ns()
 
     @property
     def due(self) -> bool:
-        """True if a file is to begin now."""
+        """True if a file should begin now."""
         return self._file is None and self._clock.now_ns() >= self._retry_ns
 
     def begin(self, counter: int) -> bool:
-        """Begin a file; False if it cannot be, told once."""
-        now = time.gmtime()
-        name = f"edgeflow-{time.strftime('%Y%m%dT%H%M%S', now)}-{self._run}-{counter:04}.mcap"
-        path = self._directory / name
+        """Begin a file; False if that fails, which is told once."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room()
-            self._file = RecordingFile(path)
+            self._file = RecordingFile(self._directory / file_name(self._run, counter))
         except OSError as error:
-            self._give_up(error)
+            self._give_up(error.strerror or str(error))
             return False
         self._writer = foxglove.open_mcap(
             self._file,  # type: ignore[arg-type]
             context=self._context,
             writer_options=MCAPWriteOptions(
-                compression=MCAPCompression.Zstd, compression_level=1, compression_threads=0, disable_seeking=True
+                compression=MCAPCompression.Zstd,
+                compression_level=1,  # images hardly compress, whatever the level
+                compression_threads=0,  # the worker needs the processors
+                disable_seeking=True,  # a killed writer leaves whole chunks
+                calculate_data_section_crc=False,  # chunks have theirs
             ),
         )
-        facts = {
-            "format": "1",
-            "source": self._settings.source,
-            "run": self._run,
-            "counter": str(counter),
-            "cameras": self._settings.cameras,
-        }
-        self._writer.write_metadata("edgeflow", facts | self._settings.facts)
+        settings = self._settings
+        facts = {"format": FORMAT, "source": settings.source, "run": self._run, "counter": str(counter)}
+        self._writer.write_metadata(FACTS, {**settings.facts, **facts, "cameras": settings.cameras})
         self._began_ns = self._clock.now_ns()
+        path = str(self._file.path)
         if not self.flush():
             return False
-        if self._failing:
-            self._failing = False
-            self._tell(RecorderNews("recovered", f"recording again, to {path}", str(path)))
-        else:
-            self._tell(RecorderNews("file", f"recording to {path}", str(path)))
+        kind, text = ("recovered", f"recording again, to {path}") if self._failing else ("file", f"recording to {path}")
+        self._failing = False
+        self._tell(RecorderNews(kind, text, path))
         return True
 
     def flush(self) -> bool:
-        """Write what was logged; False if it is lost."""
+        """Write what was logged since the last time; False if that is lost. Rotates."""
         if self._writer is None or self._file is None:
             return False
+        before = self._flushed_bytes
         self._writer.flush()
         self._file.flush()
+        self._flushed_bytes = self._file.bytes
         if self._file.error is not None:
-            self._give_up(self._file.error)
+            self._give_up(self._file.error.strerror or str(self._file.error))
             return False
-        if not self._file.is_there:
-            self._close()
-        elif (
-            self._file.bytes >= self._settings.rotate_bytes
-            or self._clock.now_ns() - self._began_ns >= self._settings.rotate_s * 1e9
-        ):
-            self.close()
+        if not self._file.exists:
+            self._give_up(f"{self._file.path.name} was deleted", retry_ns=0)
+            return False
+        now_ns, idle = self._clock.now_ns(), self._file.bytes == before
+        old = now_ns - self._began_ns >= self._settings.rotate_s * 1e9
+        if self._file.bytes >= self._rotate_bytes or (old and not idle):
+            return self.close()
+        if now_ns - self._room_ns >= ROOM_NS:
+            try:
+                self._make_room()
+            except OSError as error:
+                self._give_up(error.strerror or str(error))
         return True
 
-    def close(self) -> None:
-        """Close the file, with its index."""
-        self._close()
+    def close(self) -> bool:
+        """Close the file, with its index; False if that cannot be written."""
+        if self._writer is None or self._file is None:
+            return False
+        file, writer = self._file, self._writer
+        self._file = self._writer = None
+        writer.close()
+        file.close()
+        if file.error is not None:
+            self._give_up(file.error.strerror or str(file.error))
+        return file.error is None
 
-    def _close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-        if self._file is not None:
-            self._file.close()
-        self._writer = self._file = None
-
-    def _give_up(self, error: OSError) -> None:
-        self._close()
-        self._retry_ns = self._clock.now_ns() + RETRY_NS
+    def _give_up(self, reason: str, retry_ns: int = RETRY_NS) -> None:
+        self._retry_ns = self._clock.now_ns() + retry_ns
         if not self._failing:
             self._failing = True
-            text = error.strerror or str(error)
-            self._tell(RecorderNews("failing", f"cannot record to {self._directory}: {text}", str(self._directory)))
+            directory = str(self._directory)
+            self._tell(RecorderNews("failing", f"cannot record to {directory}: {reason}; records are lost", directory))
+        self.close()
 
     def _make_room(self) -> None:
-        """Delete the oldest files until the directory is within its budget."""
-        files = sorted(self._directory.glob(PATTERN))
-        size = sum(path.stat().st_size for path in files)
-        while files and size > self._settings.budget_bytes - self._settings.rotate_bytes:
-            oldest = files.pop(0)
-            with contextlib.suppress(FileNotFoundError):
-                size -= oldest.stat().st_size
-                oldest.unlink()
-                self._tell(RecorderNews("deleted", f"deleted {oldest}: the recordings' budget is spent", str(oldest)))
+        """Delete the oldest files until budget and free space are kept; OSError if the space cannot be."""
+        self._room_ns = self._clock.now_ns()
+        least = self._settings.least_free_bytes
+        others = recorded_files(self._directory)
+        if self._file is not None:
+            others = [path for path in others if path.name != self._file.path.name]
+        size = (self._file.bytes if self._file is not None else 0) + sum(_size(path) for path in others)
+        while size > self._settings.budget_bytes or self._free_bytes() < least:
+            if not others:
+                if self._free_bytes() < least:
+                    raise OSError(errno.ENOSPC, f"less than {least / 1e9:.1f} GB are free on its disk")
+                return
+            oldest = others.pop(0)
+            size -= _size(oldest)
+            oldest.unlink(missing_ok=True)
+            self._tell(RecorderNews("deleted", f"deleted {oldest}, the oldest recording, to make room", str(oldest)))
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(self._directory)
+        return disk.f_bavail * disk.f_frsize
+
+
+def _size(path: Path) -> int:
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0

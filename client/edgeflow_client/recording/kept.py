@@ -53,7 +53,7 @@ class KeptRecords:
         self._state.files = count
         self._changed = True
 
-    def see(self, topic: str, number: int, head: bytes, record: dict[str, Any]) -> None:
+    def add(self, topic: str, number: int, head: bytes, record: dict[str, Any]) -> None:
         """Keep or forget by a record's kind."""
         kind = record.get("kind")
         if kind not in ("engine", "opened", "closed"):

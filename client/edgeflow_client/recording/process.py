@@ -1,14 +1,15 @@
-"""The recorder process: takes records out of their rings and writes files and Foxglove's live socket.
+"""The recorder process: takes records out of their rings, and writes files and Foxglove's live socket.
 
-It runs as `python -m edgeflow_client.recording.process`. Its standard input holds one line of JSON, a RecorderJob, and
-ends when the recording does, or with its parent; then it writes what is left, and closes the file. Its standard output
-has a line of JSON for each piece of news.
+It runs as `python -m edgeflow_client.recording.process DESCRIPTOR`, a file with a RecorderJob as JSON. When its
+standard input ends or says something, or its parent dies, it writes what is left, closes the file and ends. Its
+standard output has a line of JSON for each piece of news.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import sys
@@ -17,139 +18,165 @@ from typing import Any
 
 import foxglove
 import msgspec
+from foxglove.websocket import WebSocketServer
 
 from edgeflow_client.recording.files import RecordingFiles
 from edgeflow_client.recording.foxglove_messages import SessionMessages
 from edgeflow_client.recording.kept import KeptRecords
 from edgeflow_client.recording.recorder import RecorderJob, RecorderNews
-from edgeflow_client.recording.records import TOPIC
+from edgeflow_client.recording.records import DECODER, TOPIC
 from edgeflow_client.recording.ring import RecordRing
 
 LOOK_S = 0.02
 FLUSH_S = 0.5
-SCHEMA_NAMES = {TOPIC: "edgeflow.SessionRecord", "/edgeflow/passes": "edgeflow.PassRecord"}
+DRAIN_S = 2.0  # at the end, for producers that still write
+NICENESS = 10
+BACKLOG = 64  # messages that wait for a slow viewer, images among them
+LOOPBACK = "127.0.0.1"
+_NO_IMAGES = memoryview(b"")
 
 
 class RecorderProcess:
-    """What the process does with its rings."""
+    """Moves records from rings to files and viewers."""
 
     def __init__(self, job: RecorderJob) -> None:
         self._settings = job.settings
         self._rings = {topic: RecordRing(descriptor) for topic, descriptor in job.rings.items()}
         self._kept = KeptRecords(job.kept)
         self._context = foxglove.Context()
-        self._channels = {
-            topic: foxglove.Channel(
-                topic,
-                schema=foxglove.Schema(
-                    name=SCHEMA_NAMES.get(topic, "edgeflow.Record"), encoding="jsonschema", data=bytes(schema)
-                ),
-                message_encoding="json",
-                context=self._context,
-            )
-            for topic, schema in job.schemas.items()
-        }
+        self._channels = {topic: _channel(topic, schema, self._context) for topic, schema in job.schemas.items()}
         self._messages = SessionMessages(self._context, job.settings.cameras)
-        for topic, kept in self._kept:
-            if topic == TOPIC:
-                self._messages.log(msgspec.msgpack.decode(kept.head), memoryview(b""))
         self._files = RecordingFiles(job.settings, job.run, self._context, tell) if job.settings.directory else None
-        self._ends: dict[str, int] = {}
-        self._unflushed = self._lost = 0
+        self._ends: dict[str, int] = {}  # what may be released once it is written
+        self._most_bytes = job.settings.buffer_bytes // 4
+        self._logged = self._logged_bytes = self._lost = 0
         self._flushed_at = time.monotonic()
+        self._closing = False
         self._server = self._serve() if job.settings.live_port is not None else None
-
-    def _serve(self) -> foxglove.WebSocketServer | None:
-        try:
-            server = foxglove.start_server(
-                name="edgeflow", host="127.0.0.1", port=self._settings.live_port or 0, context=self._context
-            )
-        except (OSError, RuntimeError) as error:
-            tell(RecorderNews("failing", f"no live socket on port {self._settings.live_port}: {error}"))
-            return None
-        tell(RecorderNews("live", f"live on ws://127.0.0.1:{server.port}", f"ws://127.0.0.1:{server.port}"))
-        return server
+        for topic, kept in self._kept:
+            self._log_messages(topic, kept.head, _NO_IMAGES)
 
     def step(self) -> int:
-        """Take what was written up to the previous step; how many records."""
+        """Log what had been written at the previous step, and flush when it is time; the number of records."""
         if self._files is not None and self._files.due:
-            self._begin()
+            self.flush()
         count = 0
         for topic, ring in self._rings.items():
             for record in ring.look():
                 count += 1
                 self._log(topic, record.number, record.head, record.payload)
                 self._ends[topic] = record.end
-        self._unflushed += count
-        crowded = any(ring.waiting_bytes > ring.capacity // 4 for ring in self._rings.values())
-        if crowded or time.monotonic() - self._flushed_at >= FLUSH_S:
+                self._logged += 1
+                self._logged_bytes += len(record.head) + len(record.payload)
+                if self._logged_bytes >= self._most_bytes:  # before the ring is full
+                    self.flush()
+        if time.monotonic() - self._flushed_at >= FLUSH_S:
             self.flush()
         return count
 
     def flush(self) -> None:
-        """Write what was logged, and release it."""
+        """Write what was logged, then release it; begin a file if there is none."""
         self._flushed_at = time.monotonic()
-        if not self._ends:
-            return
-        if self._files is not None and not self._files.flush():
-            self._lost += self._unflushed
-            tell(RecorderNews("lost", f"{self._lost} records", lost=self._lost))
+        if self._files is not None and not self._files.flush() and self._logged:
+            self._count_lost(self._logged)
         self._kept.save()
         for topic, end in self._ends.items():
             self._rings[topic].release(end)
         self._ends.clear()
-        self._unflushed = 0
+        self._logged = self._logged_bytes = 0
+        if self._files is not None and self._files.due and not self._closing:
+            self._begin(self._files)
 
     def close(self) -> None:
-        """Write what is left and end."""
-        while self.step():
-            pass
-        self.step()
+        """Write what is left, and close the file."""
+        until, idle = time.monotonic() + DRAIN_S, 0
+        while idle < 2 and time.monotonic() < until:  # a look takes what the one before saw
+            idle = 0 if self.step() else idle + 1
+            time.sleep(LOOK_S if idle else 0)
+        self._closing = True
         self.flush()
         if self._files is not None:
             self._files.close()
         if self._server is not None:
             self._server.stop()
 
-    def _begin(self) -> None:
-        assert self._files is not None
-        if self._files.begin(self._kept.files):
+    def _begin(self, files: RecordingFiles) -> None:
+        if files.begin(self._kept.files):
             self._kept.files += 1
-            self._kept.save()
             for topic, kept in self._kept:
-                self._own(topic, kept.number, msgspec.msgpack.decode(kept.head))
+                self._log_own(topic, kept.number, msgspec.msgpack.decode(kept.head))
 
     def _log(self, topic: str, number: int, head: bytes, payload: memoryview) -> None:
-        record = msgspec.msgpack.decode(head)
-        if topic == TOPIC:
-            self._messages.log(record, payload)
-        self._own(topic, number, record)
-        self._kept.see(topic, number, head, record)
+        try:
+            record = msgspec.msgpack.decode(head)
+            self._log_messages(topic, head, payload)  # first: who reads the frame has its images already
+            self._log_own(topic, number, record)
+        except (msgspec.MsgspecError, TypeError, KeyError, OverflowError):  # a record that is none
+            self._count_lost(1)
+            return
+        self._kept.add(topic, number, head, record)
 
-    def _own(self, topic: str, number: int, record: dict[str, Any]) -> None:
+    def _log_messages(self, topic: str, head: bytes, payload: memoryview) -> None:
+        if topic == TOPIC:
+            self._messages.log(DECODER.decode(head), payload)
+
+    def _log_own(self, topic: str, number: int, record: dict[str, Any]) -> None:
         self._channels[topic].log(msgspec.json.encode({"number": number, **record}), log_time=record["time_ns"])
+
+    def _count_lost(self, count: int) -> None:
+        self._lost += count
+        tell(RecorderNews("lost", "", lost=self._lost))
+
+    def _serve(self) -> WebSocketServer | None:
+        """Foxglove's socket. Recording goes on without it."""
+        port = self._settings.live_port
+        try:
+            server = foxglove.start_server(
+                name="edgeflow", host=LOOPBACK, port=port, context=self._context, message_backlog_size=BACKLOG
+            )
+        except (OSError, RuntimeError, OverflowError) as error:
+            tell(RecorderNews("failing", f"nothing is live: port {port} of {LOOPBACK}: {error}"))
+            return None
+        address = f"ws://{LOOPBACK}:{server.port}"
+        tell(RecorderNews("live", f"live on {address}", address))
+        return server
+
+
+def _channel(topic: str, schema: bytes, context: foxglove.Context) -> foxglove.Channel:
+    """The channel of a topic. Viewers want a schema of an object, and read what else it says."""
+    name = "edgeflow." + ("SessionRecord" if topic == TOPIC else "PassRecord")
+    fields = {"number": {"type": "integer"}, "time_ns": {"type": "integer"}, "kind": {"type": "string"}}
+    data = msgspec.json.encode({"type": "object", "properties": fields, **msgspec.json.decode(schema)})
+    described = foxglove.Schema(name=name, encoding="jsonschema", data=data)
+    return foxglove.Channel(topic, schema=described, message_encoding="json", context=context)
 
 
 def tell(news: RecorderNews) -> None:
-    """Write news to standard output; lost if nobody reads them."""
+    """Write news to standard output; nobody waits for a reader."""
     with contextlib.suppress(OSError):
         os.write(1, msgspec.json.encode(news) + b"\n")
 
 
-def main() -> None:
+def main() -> int:
+    """Record until the parent says or dies."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # its parent ends it
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain frames
     os.set_blocking(1, False)
-    os.nice(10)
+    os.nice(NICENESS)
     foxglove.set_log_level("CRITICAL")
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=RecorderJob)
-    recorder = RecorderProcess(job)
-    while os.getppid() == job.parent:
-        recorder.step()
-        if select.select([0], [], [], LOOK_S)[0]:
-            break
-    recorder.close()
+    descriptor = int(sys.argv[1])
+    job = msgspec.json.decode(os.pread(descriptor, os.fstat(descriptor).st_size, 0), type=RecorderJob)
+    try:
+        recorder = RecorderProcess(job)
+        while os.getppid() == job.parent and not select.select([0], [], [], LOOK_S)[0]:
+            recorder.step()
+        recorder.close()
+    except Exception as error:  # told to the parent, which starts another one
+        tell(RecorderNews("failing", f"the recorder process failed: {type(error).__name__}: {error}"))
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

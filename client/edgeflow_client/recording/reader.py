@@ -1,223 +1,254 @@
-"""Reads recordings: every record once, in order, up to the damage of each file."""
+"""Reads recordings: each record once, in order, up to the damage of each file."""
 
 from __future__ import annotations
 
-import io
-import re
-import struct
-import zlib
+import bisect
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
-import zstandard
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from mcap import records as mcap_records
-from mcap.data_stream import ReadDataStream
-from mcap.opcode import Opcode
+from google.protobuf.message import DecodeError
+from mcap.records import Channel, Message, Metadata
 
 from edgeflow_client.errors import InvalidArgument
-from edgeflow_client.files import open_regular
-from edgeflow_client.recording.records import TOPIC, AnySessionRecord, image_topics
+from edgeflow_client.recording.framing import Damage, read_records
+from edgeflow_client.recording.records import FACTS, FORMAT, TOPIC, AnySessionRecord, image_topics
+from edgeflow_client.recording.runs import runs
 
-PATTERN = "edgeflow-*.mcap"
-_NAME = re.compile(r"edgeflow-(?P<start>\d{8}T\d{6})-(?P<run>[0-9a-f]{8})-(?P<counter>\d{4,})\.mcap")
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A file that is not read to its end."""
-
-    file: Path
-    offset: int
-    """Bytes of the file that were read."""
-    text: str
+MOST_WAITING = 256 << 20  # bytes of images whose frame has not come
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record as it was recorded."""
+    """A record of a recording."""
 
     number: int
+    """Records of its topic before it in the run; a gap is as many lost ones."""
     time_ns: int
     """Nanoseconds since 1970."""
     data: bytes
-    """JSON."""
+    """JSON, with the fields of the record and its number."""
     images: tuple[bytes, ...] = ()
-    """The images of a frame, if they were recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedRun:
-    """The files of a run in a folder."""
-
-    name: str
-    """8 hexadecimal digits."""
-    files: tuple[Path, ...]
-    """In order."""
-    start: datetime
-    """Start of the oldest file, UTC."""
-    end: datetime
-    """Last change of the newest file, UTC."""
-    size_bytes: int
-
-
-def runs(folder: Path) -> list[RecordedRun]:
-    """The runs in a folder, the oldest first."""
-    files: dict[str, list[tuple[int, Path]]] = {}
-    for path in folder.glob(PATTERN):
-        if match := _NAME.fullmatch(path.name):
-            files.setdefault(match["run"], []).append((int(match["counter"]), path))
-    found = []
-    for name, numbered in files.items():
-        paths = tuple(path for _, path in sorted(numbered))
-        match = _NAME.fullmatch(paths[0].name)
-        assert match is not None
-        start = datetime.strptime(match["start"], "%Y%m%dT%H%M%S").replace(tzinfo=timezone.utc)
-        end = datetime.fromtimestamp(paths[-1].stat().st_mtime, timezone.utc)
-        found.append(RecordedRun(name, paths, start, end, sum(path.stat().st_size for path in paths)))
-    return sorted(found, key=lambda run: run.end)
-
-
-class _Head(msgspec.Struct):
-    number: int
-    time_ns: int = 0
-    kind: str = ""
-    session: int = -1
-    image_bytes: tuple[int, ...] = ()
-    cameras: tuple[dict[str, Any], ...] = ()
-
-
-_HEADS = msgspec.json.Decoder(_Head)
+    """All images of a frame in the order of its cameras; none if they were not recorded."""
 
 
 class Recording:
-    """The files of a run, in order."""
+    """The files of one run, in order. Every iteration reads them anew."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
+        """InvalidArgument if no file holds facts of edgeflow, or they are of several runs."""
         self.paths = tuple(paths)
-        self.damage: list[Damage] = []
         self.facts: dict[str, str] = {}
-        for path in self.paths[:1]:
-            for record in _records(path, []):
-                if isinstance(record, mcap_records.Metadata):
-                    self.facts = dict(record.metadata)
-                    break
+        """The facts of the first file."""
+        self._damage: dict[Path, list[Damage]] = {}
+        for path in self.paths:
+            facts = _facts(path)
+            self.facts = self.facts or facts
+            if facts.get("run", self.facts.get("run")) != self.facts.get("run"):
+                raise InvalidArgument(f"{path.name} is of another run than the files before it", field="recording")
+        if not self.facts:
+            named = ", ".join(path.name for path in self.paths[:3]) or "nothing"
+            raise InvalidArgument(
+                f"{named} is not a recording by edgeflow, or ends before its facts", field="recording"
+            )
+        if self.facts.get("format") != FORMAT:
+            raise InvalidArgument(
+                f"it has format {self.facts.get('format')!r}, and this version reads {FORMAT!r}", field="recording"
+            )
 
     @classmethod
     def open(cls, path: Path, run: str = "") -> Recording:
-        """A file, or all files of a folder's newest run."""
+        """A file; or of a folder the files of a run, or of the run that was written last.
+
+        InvalidArgument if there is no such recording.
+        """
         if path.is_file():
             return cls([path])
-        found = [each for each in runs(path) if run in ("", each.name)]
+        try:
+            found = [each for each in runs(path) if run in ("", each.name)]
+        except OSError as error:
+            raise InvalidArgument(f"{str(path)!r}: {error.strerror}", field="recording") from None
         if not found:
             raise InvalidArgument(f"{str(path)!r} has no recording{f' of run {run}' if run else ''}", field="recording")
         return cls(found[-1].files)
 
+    @property
+    def damage(self) -> list[Damage]:
+        """The places up to which files could be read, as far as they have been."""
+        return [damage for path in self.paths for damage in self._damage.get(path, ())]
+
     def records(self, topic: str) -> Iterator[StoredRecord]:
-        """The records of a topic by number, each once."""
-        self.damage = []
-        last = -1
+        """The records of a topic by number, each once.
+
+        A file begins with copies of earlier records. One whose original is missing comes where its first copy is.
+        """
+        seen = _Numbers()
         for path in self.paths:
-            channels: dict[int, str] = {}
-            images: dict[str, tuple[int, bytes]] = {}
-            topics: dict[int, tuple[str, ...]] = {}
-            for record in _records(path, self.damage):
-                if isinstance(record, mcap_records.Channel):
-                    channels[record.id] = record.topic
-                if not isinstance(record, mcap_records.Message):
-                    continue
-                name = channels.get(record.channel_id, "")
-                if topic == TOPIC and "/images/" in name:
-                    images[name] = (record.log_time, _image(record.data))
-                if name != topic:
-                    continue
-                head = _HEADS.decode(record.data)
-                if head.kind == "opened" and topic == TOPIC:
-                    topics[head.session] = image_topics(head.session, [camera["name"] for camera in head.cameras])
-                if head.number <= last:
-                    continue
-                last = head.number
-                found: tuple[bytes, ...] = ()
-                if head.kind == "frame":
-                    wanted = topics.get(head.session, ())[: len(head.image_bytes)]
-                    if all(images.get(name, (0, b""))[0] == head.time_ns for name in wanted):
-                        found = tuple(images[name][1] for name in wanted)
-                yield StoredRecord(head.number, head.time_ns, record.data, found)
+            damage = self._damage[path] = []
+            for record in _file_records(path, topic, damage):
+                if seen.add(record.number):
+                    yield record
 
     def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
-        """The records of sessions, with the images of each frame."""
-        decoder: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessionRecord)
+        """The records of sessions, with the images of each frame. Kinds of later versions are left out."""
         for stored in self.records(TOPIC):
-            yield decoder.decode(stored.data), stored.images
+            record = _session_record(stored.data)
+            if record is not None:
+                yield record, stored.images
+
+
+class _Head(msgspec.Struct):
+    """What is read of every record."""
+
+    number: int
+    time_ns: int
+    kind: str = ""
+    session: int = -1
+    image_bytes: tuple[int, ...] = ()
+
+
+class _Camera(msgspec.Struct):
+    name: str
+
+
+class _Cameras(msgspec.Struct):
+    cameras: tuple[_Camera, ...]
+
+
+_HEADS = msgspec.json.Decoder(_Head)
+_CAMERAS = msgspec.json.Decoder(_Cameras)
+_RECORDS: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessionRecord)
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """The facts of a file; empty if it has none."""
+    for _, record in read_records(path, []):
+        if isinstance(record, Metadata) and record.name == FACTS:
+            return dict(record.metadata)
+        if isinstance(record, Message):
+            break
+    return {}
+
+
+def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[StoredRecord]:
+    """The records of a topic in a file, with the images of frames."""
+    channels: dict[int, str] = {}
+    images = _Images()
+    for offset, record in read_records(path, damage):
+        if isinstance(record, Channel):
+            channels[record.id] = record.topic
+        elif isinstance(record, Message):
+            name = channels.get(record.channel_id, "")
+            if name == topic:
+                try:
+                    yield _stored(record.data, images if topic == TOPIC else None)
+                except (msgspec.MsgspecError, RecursionError):
+                    damage.append(Damage(path, offset, f"a record of {topic} at {record.log_time} ns cannot be read"))
+                    return
+            elif topic == TOPIC and "/images/" in name:
+                images.add(name, record)
+
+
+def _stored(data: bytes, images: _Images | None) -> StoredRecord:
+    head = _HEADS.decode(data)
+    found: tuple[bytes, ...] = ()
+    if images is not None and head.kind == "opened":
+        images.open(head.session, [camera.name for camera in _CAMERAS.decode(data).cameras])
+    elif images is not None and head.kind == "frame":
+        found = images.take(head)
+    return StoredRecord(number=head.number, time_ns=head.time_ns, data=data, images=found)
+
+
+class _Images:
+    """The images of a file that wait for their frame, which comes after them."""
+
+    def __init__(self) -> None:
+        self._topics: dict[int, tuple[str, ...]] = {}
+        self._waiting: dict[str, Message] = {}
+        self._bytes = 0
+
+    def open(self, session: int, cameras: Sequence[str]) -> None:
+        self._topics[session] = image_topics(session, cameras)
+
+    def add(self, topic: str, message: Message) -> None:
+        if self._bytes > MOST_WAITING:
+            self._waiting.clear()
+            self._bytes = 0
+        self._bytes += len(message.data)
+        self._waiting[topic] = message
+
+    def take(self, frame: _Head) -> tuple[bytes, ...]:
+        """The images of a frame; none if one is missing, or has another size than its frame says."""
+        messages = [self._waiting.pop(topic, None) for topic in self._topics.get(frame.session, ())]
+        self._bytes -= sum(len(message.data) for message in messages if message is not None)
+        images = tuple(
+            _image(message.data) for message in messages if message is not None and message.log_time == frame.time_ns
+        )
+        return images if tuple(map(len, images)) == frame.image_bytes else ()
+
+
+class _Numbers:
+    """A set of numbers that come mostly in order, as ranges."""
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self._last: list[int] = []
+
+    def add(self, number: int) -> bool:
+        """False if it was in the set."""
+        if self._last and number == self._last[-1] + 1:
+            self._last[-1] = number
+            return True
+        at = bisect.bisect_right(self._first, number)
+        if at and number <= self._last[at - 1]:
+            return False
+        self._first.insert(at, number)
+        self._last.insert(at, number)
+        return True
+
+
+def _session_record(data: bytes) -> AnySessionRecord | None:
+    """A record; None for a kind that this version does not know. JSON has null for numbers that are not finite."""
+    try:
+        return _RECORDS.decode(data)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(data)
+    for name in ("state", "values"):
+        if isinstance(fields, dict) and isinstance(fields.get(name), list):
+            fields[name] = [math.nan if value is None else value for value in fields[name]]
+    try:
+        record: AnySessionRecord = msgspec.convert(fields, AnySessionRecord)
+    except msgspec.ValidationError:
+        return None
+    return record
 
 
 def _image(message: bytes) -> bytes:
-    """The image of a Foxglove message: field 2 of a CompressedImage, or 6 of a RawImage."""
-    stored = _IMAGE()
-    stored.ParseFromString(message)
+    """The image in a foxglove.CompressedImage or foxglove.RawImage; empty if there is none."""
+    stored = _StoredImage()
+    try:
+        stored.ParseFromString(message)
+    except DecodeError:
+        return b""
     data: bytes = stored.raw or stored.compressed
     return data
 
 
-def _image_message() -> Any:
-    fields = [
-        descriptor_pb2.FieldDescriptorProto(name=name, number=number, type=12, label=1)
-        for name, number in (("compressed", 2), ("raw", 6))
-    ]
-    file = descriptor_pb2.FileDescriptorProto(name="edgeflow/stored_image.proto", package="edgeflow.recording")
-    file.message_type.add(name="StoredImage", field=fields)
+def _image_class() -> Any:
+    """A message with nothing but the fields `data` of both, which have different numbers."""
+    file = descriptor_pb2.FileDescriptorProto(name="edgeflow/stored_image.proto", package="edgeflow")
+    message = file.message_type.add(name="StoredImage")
+    kind = descriptor_pb2.FieldDescriptorProto.TYPE_BYTES
+    label = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
+    for name, number in (("compressed", 2), ("raw", 6)):
+        message.field.add(name=name, number=number, type=kind, label=label)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("edgeflow.recording.StoredImage"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("edgeflow.StoredImage"))
 
 
-_IMAGE = _image_message()
-
-
-def _records(path: Path, damage: list[Damage]) -> Iterator[Any]:
-    """The records of a file, up to its damage."""
-    with open_regular(path) as stream:
-        offset = 8
-        stream.seek(offset)
-        while True:
-            header = stream.read(9)
-            if len(header) < 9:
-                damage.append(Damage(path, offset, "it has no end: its recorder was killed, or is still writing"))
-                return
-            opcode, length = struct.unpack("<BQ", header)
-            body = _body(stream, length)
-            if body is None:
-                damage.append(Damage(path, offset, "a record is cut off"))
-                return
-            if opcode == Opcode.FOOTER:
-                return
-            if opcode == Opcode.METADATA:
-                yield mcap_records.Metadata.read(ReadDataStream(io.BytesIO(body)))
-            elif opcode == Opcode.CHUNK:
-                yield from _chunk(body)
-            offset += 9 + length
-
-
-def _body(stream: BinaryIO, length: int) -> bytes | None:
-    body = stream.read(min(length, 1 << 30))
-    return body if len(body) == length else None
-
-
-def _chunk(body: bytes) -> Iterator[Any]:
-    chunk = mcap_records.Chunk.read(ReadDataStream(io.BytesIO(body)))
-    data = zstandard.decompress(chunk.data, chunk.uncompressed_size) if chunk.compression == "zstd" else chunk.data
-    if chunk.uncompressed_crc and zlib.crc32(data) != chunk.uncompressed_crc:
-        return
-    at = 0
-    while at < len(data):
-        opcode, length = struct.unpack_from("<BQ", data, at)
-        inner = ReadDataStream(io.BytesIO(data[at + 9 : at + 9 + length]))
-        if opcode == Opcode.CHANNEL:
-            yield mcap_records.Channel.read(inner)
-        elif opcode == Opcode.MESSAGE:
-            yield mcap_records.Message.read(inner, length)
-        at += 9 + length
+_StoredImage = _image_class()

@@ -24,7 +24,7 @@ from typing import IO
 import msgspec
 
 from edgeflow_client.errors import ConfigError, DependencyError
-from edgeflow_client.recording.ring import RecordRing
+from edgeflow_client.recording.ring import RecordRing, memory_file
 
 CAMERA_CHOICES = ("none", "thumbnails", "all")
 LOOK_S = 1.0  # between looks at what was lost
@@ -59,7 +59,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecorderJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recorder process is told on its standard input, in one line of JSON."""
+    """What the recorder process is told."""
 
     settings: RecorderSettings
     parent: int
@@ -99,12 +99,19 @@ class Recorder:
         that cannot be, DependencyError without the extra `record`, OSError without memory.
         """
         _check(settings)
-        self._settings, self._tell = settings, tell
-        self._schemas = {topic: msgspec.Raw(schema) for topic, schema in schemas.items()}
+        self._tell = tell
         self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
-        self._kept = tuple(tempfile.TemporaryFile() for _ in range(2))
-        self._open: list[RecordRing | IO[bytes]] = [*self._rings.values(), *self._kept]  # until it stops
+        self._memory = [memory_file() for _ in range(3)]  # the job, and two for kept records
         self.run = os.urandom(4).hex()
+        job = RecorderJob(
+            settings=settings,
+            parent=os.getpid(),
+            run=self.run,
+            rings={topic: ring.descriptor for topic, ring in self._rings.items()},
+            schemas={topic: msgspec.Raw(schema) for topic, schema in schemas.items()},
+            kept=(self._memory[1], self._memory[2]),
+        )
+        os.pwrite(self._memory[0], msgspec.json.encode(job), 0)
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._watch, name="recorder", daemon=True)
         self._lock = threading.Lock()
@@ -126,71 +133,68 @@ class Recorder:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Write everything that was put, close the file and end the process; kill it after the timeout."""
+        """Write everything that was put, close the file and end the process, which is killed after the timeout."""
         with self._lock:
+            stopped = self._stopping.is_set()
             self._stopping.set()
             process = self._process
-            if process is not None and process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    process.stdin.close()
-        if self._thread.ident is not None:
+            if process is not None:
+                _say_stop(process)
+        if self._thread.is_alive():
             self._thread.join(timeout_s)
-            if self._thread.is_alive() and process is not None:
-                process.kill()
-                self._thread.join(1.0)
-        while self._open:
-            self._open.pop().close()
+        while self._thread.is_alive():
+            if self._process is not None:
+                self._process.kill()
+            self._thread.join(LOOK_S)
+        if not stopped:
+            for descriptor in self._memory:
+                os.close(descriptor)
+            for ring in self._rings.values():
+                ring.close()
 
     # The thread.
 
     def _watch(self) -> None:
-        wait_s = FIRST_WAIT_S
-        while True:
+        wait_s, last = FIRST_WAIT_S, False
+        while not last:
             began = time.monotonic()
-            code = self._run_process()
-            if code is None or self._stopping.is_set():
+            last = self._stopping.is_set()
+            ended = self._run_process()
+            if not ended or last:
                 return
+            if self._stopping.is_set():
+                continue  # once more, for what it left in the rings
             if time.monotonic() - began > LONGEST_WAIT_S:
                 wait_s = FIRST_WAIT_S
-            ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
             self._tell(RecorderNews("restarted", f"the recorder process {ended}; it starts again in {wait_s:g} s"))
-            if self._stopping.wait(wait_s):
-                return
+            self._stopping.wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
-    def _run_process(self) -> int | None:
-        """Run a process to its end; its exit code, None if it was not to start any more."""
-        job = RecorderJob(
-            settings=self._settings,
-            parent=os.getpid(),
-            run=self.run,
-            rings={topic: ring.descriptor for topic, ring in self._rings.items()},
-            schemas=self._schemas,
-            kept=(self._kept[0].fileno(), self._kept[1].fileno()),
-        )
-        with self._lock:
-            if self._stopping.is_set():
-                return None
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-P", "-m", PROCESS]
-                if sys.version_info >= (3, 11)
-                else [sys.executable, "-m", PROCESS],
+    def _run_process(self) -> str:
+        """Run a process to its end; what ended it, "" if that was `stop`."""
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", PROCESS, str(self._memory[0])],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[*job.rings.values(), *job.kept],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-                start_new_session=True,  # Ctrl-C is for its parent
+                bufsize=0,
+                pass_fds=[*self._memory, *(ring.descriptor for ring in self._rings.values())],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+                start_new_session=True,  # signals of the terminal are for its parent
             )
+        except OSError as error:
+            return f"cannot start: {error.strerror}"
         assert process.stdin is not None and process.stdout is not None
-        with process.stdout:
-            with contextlib.suppress(OSError, ValueError):  # it may have ended, or been stopped
-                process.stdin.write(msgspec.json.encode(job) + b"\n")
-                process.stdin.flush()
+        with process.stdin, process.stdout:
+            with self._lock:
+                self._process = process
+                if self._stopping.is_set():
+                    _say_stop(process)
             self._listen(process.stdout)
             code = process.wait()
-        with self._lock, contextlib.suppress(OSError):
-            process.stdin.close()
-        return code
+        if code == 0:
+            return ""
+        return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _listen(self, stream: IO[bytes]) -> None:
         """Pass on news until the process ends."""
@@ -203,7 +207,10 @@ class Recorder:
                     break
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
-                    news = msgspec.json.decode(line, type=RecorderNews)
+                    try:
+                        news = msgspec.json.decode(line, type=RecorderNews)
+                    except msgspec.MsgspecError:
+                        continue  # a library wrote it
                     if news.kind == "lost":
                         self._lost_by_process = lost_before + news.lost
                     else:
@@ -216,6 +223,13 @@ class Recorder:
         if lost > self._told_lost and now - self._told_lost_at >= TELL_LOST_S:
             self._tell(RecorderNews("lost", f"{lost - self._told_lost} records were lost, {lost} in all", lost=lost))
             self._told_lost, self._told_lost_at = lost, now
+
+
+def _say_stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask for the end. Closing its input would say nothing while a fork of this process holds the same pipe."""
+    with contextlib.suppress(OSError, ValueError):
+        assert process.stdin is not None
+        process.stdin.write(b"stop")
 
 
 def _check(settings: RecorderSettings) -> None:

@@ -18,6 +18,8 @@ from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
 from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition, Execution, Mode, StateSpec
 
 TOPIC = "/edgeflow/sessions"
+FORMAT = "1"  # of recordings; a later one cannot be read
+FACTS = "edgeflow"  # name of the metadata that says so
 MOST_VALUES = 32_768
 MOST_TOPIC_CHARACTERS = 64  # of a camera's name
 _OTHER = re.compile(r"[^A-Za-z0-9_.-]")

@@ -60,7 +60,7 @@ class RecordRing:
     def make(cls, capacity: int) -> RecordRing:
         """A new ring of about so many bytes. OSError without memory."""
         capacity = max(capacity, LEAST_BYTES) // ALIGNMENT * ALIGNMENT
-        descriptor = _memory()
+        descriptor = memory_file()
         try:
             size = HEADER_BYTES + capacity
             os.ftruncate(descriptor, size)
@@ -162,7 +162,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _memory() -> int:
+def memory_file() -> int:
     """A descriptor of memory without a name, which a child may inherit."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("edgeflow-records", os.MFD_CLOEXEC)

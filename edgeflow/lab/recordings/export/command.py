@@ -11,15 +11,16 @@ from rich.markup import escape
 
 from edgeflow.lab.progress import reporting
 from edgeflow.lab.recordings.export.run import ExportedDataset, export_sessions
+from edgeflow.lab.recordings.info import open_recording
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
-from edgeflow_client.recording.reader import Recording
 
 
 def export_command(
-    recording: Recording, out: Path, *, fps: int | None, video: bool, chosen: Sequence[str], as_json: bool
+    path: Path, run: str, out: Path, *, fps: int | None, video: bool, chosen: Sequence[str], as_json: bool
 ) -> None:
     """Export sessions of a recording and print what became of each epoch."""
+    recording = open_recording(path, run)
     with reporting(Console(stderr=True)) as report:
         exported = export_sessions(recording, out, fps=fps, video=video, chosen=tuple(chosen), report=report)
     damage = [f"{each.file.name} is read up to byte {each.offset}: {each.text}" for each in recording.damage]

@@ -1,0 +1,311 @@
+"""A summary of a recording for people and as JSON: what was recorded, of whom, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.markup import escape
+
+from edgeflow.lab.recordings.sessions import StoredSession, read_sessions
+from edgeflow.lab.recordings.stream import counted
+from edgeflow.pass_records import PASS_TOPIC, AnyPassRecord, EngineFacts, EngineRecord
+from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.loadtest.measure import distribution
+from edgeflow_client.loadtest.terminal import FoldingTable
+from edgeflow_client.recording.reader import Damage, RecordedRun, Recording, runs
+from edgeflow_client.recording.records import TOPIC, AnySessionRecord
+
+CAMERAS = {"all": "every image", "thumbnails": "thumbnails only", "none": "no images"}
+"""What was recorded of cameras."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingSummary:
+    """Everything that `edgeflow recording info` says about a run."""
+
+    facts: dict[str, str]
+    """What the recorder states: versions, source, cameras."""
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+    others: tuple[RecordedRun, ...]
+    """Other runs in the same folder, the oldest first."""
+    sessions: dict[str, StoredSession]
+    engines: tuple[EngineFacts, ...]
+    """A worker's facts, of each worker that served in turn."""
+    passes: int
+    """Records of passes; 0 = they were not recorded, and no exact replay is possible."""
+    lost: dict[str, int]
+    """Lost records by topic."""
+    damage: tuple[Damage, ...]
+
+    @property
+    def first_ns(self) -> int:
+        """Time of the first frame, in nanoseconds since 1970; 0 = there is none."""
+        return min((each.first_ns for each in self.sessions.values() if each.frames), default=0)
+
+    @property
+    def last_ns(self) -> int:
+        """Time of the last frame."""
+        return max((each.last_ns for each in self.sessions.values() if each.frames), default=0)
+
+    @property
+    def models(self) -> list[str]:
+        """The models, by the records of sessions."""
+        return sorted({each.opening.model for each in self.sessions.values() if each.opening and each.opening.model})
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as JSON values."""
+        return {
+            "facts": self.facts,
+            "files": [{"file": str(path), "bytes": size} for path, size in zip(self.files, self.sizes, strict=True)],
+            "other_runs": [
+                {"run": each.name, "start": each.start.isoformat(), "bytes": each.size_bytes} for each in self.others
+            ],
+            "first_frame": moment(self.first_ns),
+            "last_frame": moment(self.last_ns),
+            "models": self.models,
+            "engines": [msgspec.to_builtins(each) for each in self.engines],
+            "pass_records": self.passes,
+            "lost": self.lost,
+            "damage": [{"file": str(each.file), "offset": each.offset, "text": each.text} for each in self.damage],
+            "sessions": [_session_json(each) for each in self.sessions.values()],
+        }
+
+    def tables(self) -> Iterator[FoldingTable]:
+        """The recording, and its sessions."""
+        table = FoldingTable("", "", title=escape(f"recording {self.facts.get('run', '')}".rstrip()), show_header=False)
+        for name, text in self._rows():
+            table.add_row(name, escape(text))
+        yield table
+        if self.sessions:
+            yield _sessions_table(list(self.sessions.values()))
+
+    def _rows(self) -> Iterator[tuple[str, str]]:
+        source = {"service": "a service", "robot": "a robot's SDK"}.get(self.facts.get("source", ""), "unknown")
+        yield "recorded by", f"{source}, edgeflow {self.facts.get('edgeflow', self.facts.get('version', 'unknown'))}"
+        if self.first_ns:
+            yield "frames", f"from {moment(self.first_ns)} on, for {_duration((self.last_ns - self.first_ns) / 1e9)}"
+        kept = self.facts.get("cameras", "")
+        yield "cameras", CAMERAS.get(kept, kept or "unknown")
+        yield "files", f"{len(self.files)} with {_size(sum(self.sizes))}, the newest {self.files[-1].name}"
+        for each in self.others:
+            yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {_size(each.size_bytes)}"
+        for index, engine in enumerate(self.engines):
+            yield ("model" if not index else f"model of worker {index + 1}"), _model_text(engine)
+            yield "exact replay needs", _needs_text(engine)
+        if not self.engines and self.models:
+            yield "model", ", ".join(self.models)
+        if not self.passes:
+            yield "passes", "not recorded: it can be replayed by tolerance, not exactly"
+        lost = sum(self.lost.values())
+        yield "lost records", counted(self.lost) if lost else "none"
+        for damaged in self.damage:
+            yield "damage", f"{damaged.file.name} is read up to byte {damaged.offset}: {damaged.text}"
+
+
+def summarise_recording(recording: Recording, folder: Path | None = None) -> RecordingSummary:
+    """Read a whole recording. folder: where it was found, if other runs may be there."""
+    counted_records = _CountedSource(recording)
+    sessions = read_sessions(counted_records)
+    damage = list(recording.damage)
+    engines: list[EngineFacts] = []
+    decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
+    counter = _NumberCounter()
+    for stored in recording.records(PASS_TOPIC):
+        counter.add(stored.number)
+        if stored.data.find(b'"engine"', 0, _KIND_BYTES) < 0:
+            continue
+        try:
+            record = decoder.decode(stored.data)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            continue  # of another version
+        if isinstance(record, EngineRecord) and record.facts not in engines:
+            engines.append(record.facts)
+    others = (
+        () if folder is None else tuple(each for each in runs(folder) if not set(each.files) & set(recording.paths))
+    )
+    return RecordingSummary(
+        facts=recording.facts,
+        files=recording.paths,
+        sizes=tuple(path.stat().st_size for path in recording.paths),
+        others=others,
+        sessions=sessions,
+        engines=tuple(engines),
+        passes=counter.count,
+        lost={"sessions": counted_records.counter.lost, "passes": counter.lost},
+        damage=tuple(damage),
+    )
+
+
+_KIND_BYTES = 64
+
+
+class _NumberCounter:
+    """Counts records, and by the gaps in their numbers the lost ones."""
+
+    def __init__(self) -> None:
+        self.count = self.lost = 0
+        self._last: int | None = None
+
+    def add(self, number: int) -> None:
+        """The next record."""
+        self.count += 1
+        if self._last is not None:
+            self.lost += max(number - self._last - 1, 0)
+        self._last = number
+
+
+class _CountedSource:
+    """A recording whose records of sessions are counted as they are read."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.facts = recording.facts
+        self.counter = _NumberCounter()
+        self._recording = recording
+
+    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
+        decoder: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessionRecord)
+        for stored in self._recording.records(TOPIC):
+            self.counter.add(stored.number)
+            yield decoder.decode(stored.data), stored.images
+
+
+def open_recording(path: Path, run: str = "") -> Recording:
+    """The recording of a file, or of a folder's newest run; InvalidArgument if there is none."""
+    if not path.exists():
+        raise InvalidArgument(f"{path} does not exist: name a file, or a folder of recordings", field="path")
+    return Recording.open(path, run)
+
+
+def moment(time_ns: int) -> str:
+    """A time since 1970 for people, in UTC; "" for 0, and for one beyond the calendar."""
+    try:
+        return f"{datetime.fromtimestamp(time_ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC" if time_ns else ""
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def _session_json(session: StoredSession) -> dict[str, Any]:
+    opening = session.opening
+    latency = distribution([each / 1e6 for each in session.server_ns])
+    return {
+        "session": session.label,
+        "contract": msgspec.to_builtins(opening) if opening is not None else None,
+        "closed": msgspec.to_builtins(session.closing) if session.closing is not None else None,
+        "first_frame": moment(session.first_ns),
+        "seconds": (session.last_ns - session.first_ns) / 1e9,
+        "frames": session.frames,
+        "frames_with_images": session.frames_with_images,
+        "image_bytes": session.image_bytes,
+        "answers": session.answers,
+        "unknown_answers": session.unknown_answers,
+        "rows_executed": session.executed,
+        "outcomes": dict(session.outcomes),
+        "reasons": dict(session.reasons),
+        "holds": dict(session.holds),
+        "notices": dict(session.notices),
+        "latency_ms": {"p50": latency.p50, "p99": latency.p99},
+        "epochs": [
+            {
+                "epoch": each.number,
+                "instruction": each.instruction,
+                "frames": each.frames,
+                "answers": each.answers,
+                "seconds": (each.last_ns - each.first_ns) / 1e9,
+            }
+            for each in session.epochs
+        ],
+    }
+
+
+def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
+    headings = ("session", "robot", "served", "cameras", "time", "frames", "answers", "HOLD, STOP", "latency p50, p99")
+    table = FoldingTable(*headings)
+    for session in sessions:
+        latency = distribution([each / 1e6 for each in session.server_ns])
+        columns = (
+            session.label,
+            _robot_text(session),
+            _served_text(session),
+            _cameras_text(session),
+            f"{_duration((session.last_ns - session.first_ns) / 1e9)}\n{len(session.epochs)} episodes",
+            _frames_text(session),
+            str(session.answers),
+            counted(session.holds),
+            f"{latency.p50:.1f} ms\n{latency.p99:.1f} ms" if latency.count else "none",
+        )
+        table.add_row(*map(escape, columns))
+    return table
+
+
+def _robot_text(session: StoredSession) -> str:
+    opening = session.opening
+    if opening is None:
+        return "the record of its opening was lost"
+    who = [opening.principal or opening.peer, opening.front and f"by {opening.front}"]
+    instructions = list(dict.fromkeys(each.instruction for each in session.epochs if each.instruction))
+    shown = [f'"{instructions[0][:60]}"'] if instructions else []
+    more = [f"and {len(instructions) - 1} more"] if len(instructions) > 1 else []
+    return "\n".join(filter(None, [" ".join(filter(None, who)), *shown, *more]))
+
+
+def _served_text(session: StoredSession) -> str:
+    opening = session.opening
+    if opening is None:
+        return ""
+    mode = opening.served_mode or opening.mode
+    parts = [mode.value if mode is not None else ""]
+    if opening.control_period_ns:
+        parts.append(f"{1e9 / opening.control_period_ns:.3g} frames/s")
+    if opening.schema is not None:
+        parts.append(f"{opening.schema.horizon} x {len(opening.schema.names)} values")
+    return "\n".join(filter(None, parts))
+
+
+def _cameras_text(session: StoredSession) -> str:
+    if session.opening is None:
+        return ""
+    text = "\n".join(f"{each.name} {each.width}x{each.height} {each.format.value}" for each in session.cameras)
+    missing = session.frames - session.frames_with_images if session.cameras else 0
+    if missing == session.frames and missing:
+        return f"{text}\nnot recorded"
+    size = f"\n{_size(session.image_bytes)}" if session.image_bytes else ""
+    return f"{text}{size}" + (f"\n{missing} frames without" if missing else "")
+
+
+def _frames_text(session: StoredSession) -> str:
+    rejected = [f"{count} {reason}" for reason, count in session.reasons.most_common(3)]
+    return "\n".join([str(session.frames), *rejected])
+
+
+def _model_text(engine: EngineFacts) -> str:
+    return f"{engine.model} ({engine.family}), fingerprint {engine.fingerprint}"
+
+
+def _needs_text(engine: EngineFacts) -> str:
+    libraries = ", ".join(f"{name} {version}" for name, version in engine.libraries.items())
+    return (
+        f"edgeflow {engine.version}; {engine.device}, {engine.machine} with {engine.cpu_capability}, "
+        f"{engine.threads} threads; {engine.dtype}, KV {engine.kv_format}; {libraries}"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60.0:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} GB"
