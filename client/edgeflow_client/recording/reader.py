@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -217,9 +218,11 @@ def _session_record(data: bytes) -> AnySessionRecord | None:
         return _RECORDS.decode(data)
     except msgspec.ValidationError:
         fields = msgspec.json.decode(data)
-    for name in ("state", "values"):
-        if isinstance(fields, dict) and isinstance(fields.get(name), list):
-            fields[name] = [math.nan if value is None else value for value in fields[name]]
+    schema = fields.get("schema") if isinstance(fields, dict) else None
+    named = (("state", math.nan), ("values", math.nan), ("low", -math.inf), ("high", math.inf))
+    for part, (name, unknown) in product((fields, schema), named):
+        if isinstance(part, dict) and isinstance(part.get(name), list):
+            part[name] = [unknown if value is None else value for value in part[name]]
     try:
         record: AnySessionRecord = msgspec.convert(fields, AnySessionRecord)
     except msgspec.ValidationError:

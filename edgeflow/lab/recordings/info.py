@@ -13,15 +13,19 @@ from rich.markup import escape
 
 from edgeflow.lab.recordings.sessions import StoredSession, read_sessions
 from edgeflow.lab.recordings.stream import counted
-from edgeflow.pass_records import PASS_TOPIC, AnyPassRecord, EngineFacts, EngineRecord
+from edgeflow.pass_records import PASS_TOPIC, EngineFacts, EngineRecord
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.loadtest.measure import distribution
 from edgeflow_client.loadtest.terminal import FoldingTable
-from edgeflow_client.recording.reader import Damage, RecordedRun, Recording, runs
-from edgeflow_client.recording.records import TOPIC, AnySessionRecord
+from edgeflow_client.recording.framing import Damage
+from edgeflow_client.recording.reader import Recording
+from edgeflow_client.recording.records import TOPIC
+from edgeflow_client.recording.runs import RecordedRun, runs
 
 CAMERAS = {"all": "every image", "thumbnails": "thumbnails only", "none": "no images"}
 """What was recorded of cameras."""
+COPIED = ("engine", "opened")
+"""Kinds of records of which each file begins with copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,25 +115,19 @@ class RecordingSummary:
 
 def summarise_recording(recording: Recording, folder: Path | None = None) -> RecordingSummary:
     """Read a whole recording. folder: where it was found, if other runs may be there."""
-    counted_records = _CountedSource(recording)
-    sessions = read_sessions(counted_records)
+    sessions = read_sessions(recording)
     damage = list(recording.damage)
     engines: list[EngineFacts] = []
-    decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
-    counter = _NumberCounter()
-    for stored in recording.records(PASS_TOPIC):
-        counter.add(stored.number)
-        if stored.data.find(b'"engine"', 0, _KIND_BYTES) < 0:
-            continue
-        try:
-            record = decoder.decode(stored.data)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            continue  # of another version
-        if isinstance(record, EngineRecord) and record.facts not in engines:
-            engines.append(record.facts)
-    others = (
-        () if folder is None else tuple(each for each in runs(folder) if not set(each.files) & set(recording.paths))
-    )
+    tallies = {TOPIC: _Tally(), PASS_TOPIC: _Tally()}
+    for topic, tally in tallies.items():
+        for stored in recording.records(topic):
+            kind = _KINDS.decode(stored.data).kind
+            tally.add(stored.number, kind)
+            facts = _engine_of(stored.data) if topic == PASS_TOPIC and kind == "engine" else None
+            if facts is not None and facts not in engines:
+                engines.append(facts)
+    found = [] if folder is None else runs(folder)
+    others = tuple(each for each in found if not set(each.files) & set(recording.paths))
     return RecordingSummary(
         facts=recording.facts,
         files=recording.paths,
@@ -137,43 +135,43 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
         others=others,
         sessions=sessions,
         engines=tuple(engines),
-        passes=counter.count,
-        lost={"sessions": counted_records.counter.lost, "passes": counter.lost},
+        passes=tallies[PASS_TOPIC].count,
+        lost={"sessions": tallies[TOPIC].lost, "passes": tallies[PASS_TOPIC].lost},
         damage=tuple(damage),
     )
 
 
-_KIND_BYTES = 64
+class _Kind(msgspec.Struct):
+    """What is read of a record to count it."""
+
+    kind: str = ""
 
 
-class _NumberCounter:
-    """Counts records, and by the gaps in their numbers the lost ones."""
+_KINDS = msgspec.json.Decoder(_Kind)
+
+
+class _Tally:
+    """Counts the records of a topic, and by the gaps between their numbers those that are missing."""
 
     def __init__(self) -> None:
         self.count = self.lost = 0
-        self._last: int | None = None
+        self._last = -1
 
-    def add(self, number: int) -> None:
-        """The next record."""
+    def add(self, number: int, kind: str) -> None:
+        """The next record. The first file may begin with copies of earlier records; nothing is missing before it."""
         self.count += 1
-        if self._last is not None:
+        if self._last >= 0:
             self.lost += max(number - self._last - 1, 0)
-        self._last = number
+        if self._last >= 0 or kind not in COPIED:
+            self._last = max(number, self._last)
 
 
-class _CountedSource:
-    """A recording whose records of sessions are counted as they are read."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.facts = recording.facts
-        self.counter = _NumberCounter()
-        self._recording = recording
-
-    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
-        decoder: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessionRecord)
-        for stored in self._recording.records(TOPIC):
-            self.counter.add(stored.number)
-            yield decoder.decode(stored.data), stored.images
+def _engine_of(data: bytes) -> EngineFacts | None:
+    """The facts in a record of an engine; None for those of another version."""
+    try:
+        return msgspec.json.decode(data, type=EngineRecord).facts
+    except msgspec.ValidationError:
+        return None
 
 
 def open_recording(path: Path, run: str = "") -> Recording:

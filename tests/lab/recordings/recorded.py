@@ -12,6 +12,7 @@ import numpy as np
 
 import edgeflow
 from edgeflow.in_process.policy import LocalPolicy
+from edgeflow_client.recording.recorder import Recorder, RecorderSettings
 from edgeflow_client.recording.records import (
     ENCODER,
     TOPIC,
@@ -23,10 +24,9 @@ from edgeflow_client.recording.records import (
     RecordedOutcome,
     SessionRecord,
 )
-from edgeflow_client.recording.recorder import Recorder, RecorderSettings
 from edgeflow_client.types import CameraSpec, Disposition, ImageFormat, Mode, StateSpec
 
-PERIOD_NS = 20_000_000
+PERIOD_NS = 40_000_000
 CAMERA = CameraSpec("top", 8, 8, ImageFormat.RGB8)
 STATE = StateSpec(name="position", size=1)
 START_NS = 1_700_000_000_000_000_000

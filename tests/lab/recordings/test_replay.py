@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.policies import registry
-from edgeflow_client.errors import ConfigError, EdgeflowError, FailedPrecondition, InvalidArgument
-from tests.lab.recordings.recorded import CAMERA, RobotRecorder, local, until
+from tests.lab.recordings.recorded import RobotRecorder, local
 from tests.policies.service_process import served
 from tests.stub_policy import FOLDER, environment, stub_checkpoint
 
