@@ -39,10 +39,11 @@ from edgeflow.lab.recordings.export.statistics import (
     over_episodes,
     vector_statistics,
 )
-from edgeflow.lab.recordings.export.video import VideoFile
+from edgeflow.lab.recordings.export.video import VideoCodec, VideoFile
 from edgeflow_client.errors import ConfigError
 
-ROW_GROUP_BYTES = 16 << 20
+ROW_GROUP_BYTES = 16 << 20  # of images
+ROW_GROUP_ROWS = 10_000
 EPISODES_PER_ROW_GROUP = 100
 Values: TypeAlias = npt.NDArray[np.float32]
 
@@ -83,16 +84,18 @@ class _NumberedParquet:
 class _NumberedVideos:
     """The videos of a camera, one after the other; a new one begins once one is full."""
 
-    def __init__(self, folder: Path, camera: str, features: DatasetFeatures, *, most_bytes: int) -> None:
-        self._folder, self._camera, self._features, self._most_bytes = folder, camera, features, most_bytes
+    def __init__(
+        self, folder: Path, camera: str, features: DatasetFeatures, codec: VideoCodec, most_bytes: int
+    ) -> None:
+        self._folder, self._camera, self._features = folder, camera, features
+        self._codec, self._most_bytes = codec, most_bytes
         self._place = FilePlace()
         self._file = self._open()
 
     def _open(self) -> VideoFile:
         height, width = self._features.cameras[self._camera]
-        assert self._features.codec is not None
         path = self._place.path(self._folder, VIDEO_PATH, video_key=self._camera)
-        return VideoFile(path, codec=self._features.codec, width=width, height=height, fps=self._features.fps)
+        return VideoFile(path, codec=self._codec, width=width, height=height, fps=self._features.fps)
 
     def begin(self) -> dict[str, float]:
         """The place and first moment of the next episode, which stays in one file."""
@@ -113,7 +116,7 @@ class _NumberedVideos:
         self._file.close()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _OpenEpisode:
     row: dict[str, Any]
     """Its row in the table of episodes, as far as it is known."""
@@ -143,11 +146,11 @@ class DatasetWriter:
         most_bytes = round(data_mb * 2**20)
         self._data = _NumberedParquet(folder, DATA_PATH, data_schema(features), most_bytes=most_bytes)
         self._table = _NumberedParquet(folder, EPISODES_PATH, episodes_schema(features), most_bytes=most_bytes)
-        self._videos = {
-            camera: _NumberedVideos(folder, camera, features, most_bytes=round(video_mb * 2**20))
-            for camera in features.cameras
-            if features.codec
-        }
+        self._videos: dict[str, _NumberedVideos] = {}
+        if features.codec is not None:
+            most_bytes = round(video_mb * 2**20)
+            for camera in features.cameras:
+                self._videos[camera] = _NumberedVideos(folder, camera, features, features.codec, most_bytes)
         self._files: tuple[_NumberedParquet | _NumberedVideos, ...] = (
             self._data,
             self._table,
@@ -219,7 +222,7 @@ class DatasetWriter:
         episode.pending.append(values)
         episode.length += 1
         self.frames += 1
-        if episode.pending_bytes >= ROW_GROUP_BYTES:
+        if episode.pending_bytes >= ROW_GROUP_BYTES or len(episode.pending) >= ROW_GROUP_ROWS:
             self._write_pending(episode)
 
     def end(self) -> None:

@@ -23,6 +23,7 @@ from edgeflow.lab.recordings.export.sampling import (
     SampledFrame,
     SessionSampler,
     observation_rate,
+    schema_of,
 )
 from edgeflow.lab.recordings.export.video import best_codec, check_size
 from edgeflow.lab.recordings.sessions import (
@@ -35,7 +36,7 @@ from edgeflow.lab.recordings.sessions import (
 )
 from edgeflow_client.errors import ConfigError, FailedPrecondition
 from edgeflow_client.recording.records import RecordedObservation
-from edgeflow_client.types import ActionSchema, StateSpec
+from edgeflow_client.types import StateSpec
 
 ACTION = "action"
 SOURCE_FILE = "edgeflow.json"
@@ -65,7 +66,7 @@ class ExportedDataset:
     epochs: list[SampledEpoch]
     """All epochs with observations; those without frames were skipped."""
     notices: list[str]
-    """What may make the dataset unfit for training."""
+    """Reasons why the dataset may be unfit for training."""
 
 
 def export_sessions(
@@ -197,7 +198,7 @@ def _features(sessions: Sequence[StoredSession], fps: int, video: bool) -> Datas
     codec = best_codec() if video else None
     found: dict[str, DatasetFeatures] = {}
     for session in sessions:
-        vectors = {ACTION: _schema(session).names}
+        vectors = {ACTION: schema_of(session).names}
         for state in session.contract.state:
             _add(vectors, _state_feature(state.name), _elements(state), session)
         cameras: dict[str, tuple[int, int]] = {}
@@ -220,13 +221,6 @@ def _add(features: dict[str, _Value], name: str, value: _Value, session: StoredS
     features[name] = value
 
 
-def _schema(session: StoredSession) -> ActionSchema:
-    schema = session.contract.schema
-    if schema is None:
-        raise FailedPrecondition(f"session {session.label}: its opening has no action schema", field="path")
-    return schema
-
-
 def _feature(prefix: str, name: str) -> str:
     """The name of a feature, which has no slash."""
     return (name if name.startswith(prefix) else prefix + name).replace("/", "_")
@@ -243,7 +237,7 @@ def _elements(state: StateSpec) -> tuple[str, ...]:
 def _notices(sessions: Sequence[StoredSession], fps: int) -> list[str]:
     notices = []
     for session in sessions:
-        schema = _schema(session)
+        schema = schema_of(session)
         rate_hz = 1000 / schema.step_ms if schema.horizon > 1 else schema.control_rate_hz
         if any(schema.relative) and not schema.whole_way and rate_hz and round(rate_hz) != fps:
             text = f"session {session.label}: an action is a displacement per 1/{rate_hz:g} s, a frame is 1/{fps} s"

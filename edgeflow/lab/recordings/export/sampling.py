@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from edgeflow.lab.recordings.export.statistics import Pixels
 from edgeflow.lab.recordings.sessions import Images, StoredSession, pixels_of
-from edgeflow_client.errors import InvalidArgument
+from edgeflow_client.errors import FailedPrecondition, InvalidArgument
 from edgeflow_client.recording.records import (
     AnySessionRecord,
     RecordedAnswer,
@@ -97,10 +97,8 @@ class SessionSampler:
     """
 
     def __init__(self, session: StoredSession, fps: int, period_ns: float) -> None:
-        contract = session.contract
-        assert contract.schema is not None, "sessions without a schema are rejected before"
-        self._session, self._fps, self._schema = session, fps, contract.schema
-        self._state_size = sum(each.size for each in contract.state)
+        self._session, self._fps, self._schema = session, fps, schema_of(session)
+        self._state_size = sum(each.size for each in session.contract.state)
         self._pause_ns = max(PAUSE_NS, round(PAUSE_PERIODS * period_ns))
         self._current: _EpochSampler | None = None
         self.epochs: list[SampledEpoch] = []
@@ -127,8 +125,15 @@ class SessionSampler:
             yield from self.finish()
             summary = SampledEpoch(session=self._session.label, epoch=record.epoch, instruction=record.instruction)
             self.epochs.append(summary)
-            self._current = _EpochSampler(self._session, self._schema, summary, self._fps, self._pause_ns, record)
-        if record.epoch == self._current.summary.epoch:
+            self._current = _EpochSampler(
+                session=self._session,
+                schema=self._schema,
+                summary=summary,
+                fps=self._fps,
+                pause_ns=self._pause_ns,
+                first=(record, images),
+            )
+        elif record.epoch == self._current.summary.epoch:
             yield from self._current.observe(record, images)
 
 
@@ -137,29 +142,29 @@ class _EpochSampler:
 
     def __init__(
         self,
+        *,
         session: StoredSession,
         schema: ActionSchema,
         summary: SampledEpoch,
         fps: int,
         pause_ns: int,
-        first: RecordedObservation,
+        first: tuple[RecordedObservation, Images],
     ) -> None:
         self.summary = summary
-        self.last_ns = self._first_ns = first.stamp_ns
-        self._clock_ns = first.time_ns - first.stamp_ns  # recording's minus robot's clock, by the quickest frame
+        self.last_ns = self._first_ns = first[0].stamp_ns
+        self._observation, self._stamps = first, {first[0].seq: first[0].stamp_ns}
+        self._clock_ns = first[0].time_ns - first[0].stamp_ns  # recording's minus robot's clock, by the quickest frame
         self._session, self._schema, self._fps, self._pause_ns = session, schema, fps, pause_ns
         self._tick = 0
-        self._observation: tuple[RecordedObservation, Images] | None = None
         self._pixels: tuple[Pixels, ...] | None = None
         self._events: list[tuple[int, int, _Commanded | Row | str]] = []  # a heap: moment, order, what
         self._order = itertools.count()
         self._force: _Commanded | Row | str = NOT_YET
-        self._stamps: dict[int, int] = {}
         self._sampled_ns: int | None = None  # the last tick that was not left out
 
     def observe(self, record: RecordedObservation, images: Images) -> Iterator[SampledFrame]:
         """Take an observation, after the ticks before it."""
-        if self._observation is not None and record.stamp_ns <= self.last_ns:
+        if record.stamp_ns <= self.last_ns:
             return
         yield from self.up_to(record.stamp_ns)
         self.last_ns = record.stamp_ns
@@ -213,7 +218,6 @@ class _EpochSampler:
         if isinstance(action, str) or pixels is None:
             self.summary.leave_out(action if isinstance(action, str) else BAD_IMAGE)
             return None
-        assert self._observation is not None
         begins = self._sampled_ns is None or now_ns - self._sampled_ns > self._pause_ns
         self._sampled_ns = now_ns
         self.summary.frames += 1
@@ -229,7 +233,6 @@ class _EpochSampler:
 
     def _decoded(self) -> tuple[Pixels, ...] | None:
         """The images of the observation, decoded once; None if one cannot be decoded."""
-        assert self._observation is not None
         if self._pixels is None:
             record, images = self._observation
             try:
@@ -256,6 +259,14 @@ class _EpochSampler:
         if step_ns and any(self._schema.relative):
             until_ns = min(until_ns, timeline.over_ns)  # a displacement is not executed twice
         return _Commanded(answer.seq, answer.values, self._dims, timeline, until_ns)
+
+
+def schema_of(session: StoredSession) -> ActionSchema:
+    """The meaning of a session's actions; FailedPrecondition if its opening lacks it."""
+    schema = session.contract.schema
+    if schema is None:
+        raise FailedPrecondition(f"session {session.label}: its opening has no action schema", field="path")
+    return schema
 
 
 def observation_rate(stamps_ns: npt.NDArray[np.int64]) -> float:

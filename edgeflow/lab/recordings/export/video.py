@@ -12,7 +12,6 @@ from typing import Any
 
 import av
 from av.error import FFmpegError
-from av.video.stream import VideoStream
 
 from edgeflow.lab.recordings.export.statistics import Pixels
 from edgeflow_client.errors import ConfigError, DependencyError
@@ -87,10 +86,9 @@ class VideoFile:
         """Bytes so far; the encoder holds back some frames."""
         with self._naming_errors():
             self._container = av.open(str(path), "w", format="mp4")
-            stream = self._container.add_stream(
-                codec.encoder, rate=fps, options={option: str(value) for option, value in codec.options.items()}
-            )
-        assert isinstance(stream, VideoStream)
+            options = {option: str(value) for option, value in codec.options.items()}
+            self._container.add_stream(codec.encoder, rate=fps, options=options)
+        stream = self._container.streams.video[0]
         stream.width, stream.height, stream.pix_fmt = width, height, PIXELS
         stream.codec_context.time_base = Fraction(1, fps)
         self._stream = stream
