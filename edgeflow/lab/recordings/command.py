@@ -219,7 +219,7 @@ def _print_replay(
             console.print(f"session {each.label} here: {counted(held)}", markup=False, highlight=False)
     for line in damage:
         console.print(f"damage: {line}", markup=False)
-    if reasons:
+    if reasons and any(each.parted or each.only_recorded or each.only_replayed for each in replayed):
         console.print("Why answers may differ though nothing is wrong:")
         for reason in reasons:
             console.print(f"- {reason}", markup=False, highlight=False)

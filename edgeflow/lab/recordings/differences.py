@@ -16,6 +16,7 @@ from edgeflow_client.recording.records import RecordedAnswer
 from edgeflow_client.types import ActionSchema
 
 Rows = NDArray[np.float64]
+ONE = "1"  # the unit of numbers without one
 WORST = 5
 """The frames with the largest differences that are kept."""
 
@@ -41,9 +42,8 @@ class PartedAnswer:
     def text(self) -> str:
         """In words."""
         place = f"frame {self.seq} at {self.at_s:.2f} s, row {self.row}, {self.dimension}"
-        return (
-            f"{place}: {self.values[0]:.6g} and {self.values[1]:.6g}, {self.difference:.3g} {self.unit} apart".rstrip()
-        )
+        size = f"{self.difference:.3g} {'' if self.unit == ONE else self.unit}".rstrip()
+        return f"{place}: {self.values[0]:.6g} and {self.values[1]:.6g}, {size} apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

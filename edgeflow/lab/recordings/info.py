@@ -223,8 +223,7 @@ def _session_json(session: StoredSession) -> dict[str, Any]:
 
 
 def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
-    headings = ("session", "robot", "served", "cameras", "time", "frames", "answers", "HOLD, STOP", "latency p50, p99")
-    table = FoldingTable(*headings)
+    table = FoldingTable("session", "robot", "served", "cameras", "frames", "HOLD, STOP", "latency")
     for session in sessions:
         latency = distribution([each / 1e6 for each in session.server_ns])
         columns = (
@@ -232,11 +231,9 @@ def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
             _robot_text(session),
             _served_text(session),
             _cameras_text(session),
-            f"{_duration((session.last_ns - session.first_ns) / 1e9)}\n{len(session.epochs)} episodes",
             _frames_text(session),
-            str(session.answers),
             counted(session.holds),
-            f"{latency.p50:.1f} ms\n{latency.p99:.1f} ms" if latency.count else "none",
+            f"p50 {latency.p50:.1f} ms\np99 {latency.p99:.1f} ms" if latency.count else "",
         )
         table.add_row(*map(escape, columns))
     return table
@@ -278,8 +275,13 @@ def _cameras_text(session: StoredSession) -> str:
 
 
 def _frames_text(session: StoredSession) -> str:
-    rejected = [f"{count} {reason}" for reason, count in session.reasons.most_common(3)]
-    return "\n".join([str(session.frames), *rejected])
+    episodes = f"{len(session.epochs)} episode{'s' * (len(session.epochs) != 1)}"
+    lines = [
+        f"{session.frames} in {_duration((session.last_ns - session.first_ns) / 1e9)}, {episodes}",
+        f"{session.answers} answered",
+        *(f"{count} {reason}" for reason, count in session.reasons.most_common(3)),
+    ]
+    return "\n".join(lines)
 
 
 def _model_text(engine: EngineFacts) -> str:

@@ -18,7 +18,7 @@ from edgeflow_client.types import ActionSchema
 
 ANSWER_S = 10.0  # time limit for an answer that the recording has
 LEAST_S = 0.05  # wait at full speed for the outcome of a frame that the recording left unanswered
-LEAD_S = 0.5  # from opening a session to its first frame
+LEAD_S = 0.2  # from opening a session to its first frame
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection per session, as robots have
     ("grpc.max_receive_message_length", -1),

@@ -81,6 +81,8 @@ class ReplayStream:
         self.sent = 0
         self.unsendable = 0
         """Frames whose numbers no message can carry."""
+        self.waited_ns = 0
+        """Time waited because stamps ran ahead of the clock."""
         self._session = session
         self._connection = connection
         self._clock = clock
@@ -180,6 +182,7 @@ class ReplayStream:
         """Wait where stamps would run ahead of the clock by more than a service accepts at once."""
         ahead_ns = self._stretched(stamp_ns) - self._stamp_ns - (self._clock.now_ns() - self._offered_ns) - LEAD_NS
         if self._offered_ns and ahead_ns > 0 and self.error is None:
+            self.waited_ns += ahead_ns
             await asyncio.sleep(ahead_ns / 1e9)
         self._stamp_ns = self._stretched(stamp_ns)
 

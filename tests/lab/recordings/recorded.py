@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,6 @@ class RobotRecorder:
         self._ring.put(ENCODER.encode(kind(time_ns=self._time_ns, **fields)), images)
         self._time_ns += 1
 
-    def wait(self, ns: int) -> None:
-        """Time passes."""
-        self._time_ns += ns
-
     def open(self, session: int, policy: LocalPolicy, **fields: Any) -> None:
         settings: dict[str, Any] = {
             "source": "service",
@@ -78,6 +73,7 @@ class RobotRecorder:
         added: float = 0.0,
     ) -> None:
         """A frame of its own pixels and its answer; superseded without a policy. added: to each value of the answer."""
+        self._time_ns = max(self._time_ns, START_NS + seq * PERIOD_NS)
         random = np.random.default_rng([session, seq])
         image = random.integers(0, 256, (8, 8, 3), np.uint8)
         state = (float(np.float32(random.random())),)
@@ -112,7 +108,6 @@ class RobotRecorder:
             age_ns=4_000_000,
         )
         self.put(RecordedOutcome, session=session, seq=seq, disposition=Disposition.ACTED)
-        self.wait(PERIOD_NS)
 
     def close(self, session: int, epoch: int = 1) -> None:
         self.put(RecordedClosing, session=session, epoch=epoch, code="OK", reason="client_closed")
@@ -126,12 +121,3 @@ class RobotRecorder:
 def local(model: Path | str, **settings: Any) -> LocalPolicy:
     """A policy that decodes as a session in mode serial does."""
     return edgeflow.load(model, mode="serial", device="cpu", **settings)
-
-
-def until(folder: Path) -> Path:
-    """The file of a recording."""
-    end = time.monotonic() + 60.0
-    while not (found := sorted(folder.glob("*.mcap"))):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return found[0]

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from edgeflow.cli import app
 from edgeflow.policies import registry
+from edgeflow_client.errors import ConfigError, EdgeflowError, FailedPrecondition, InvalidArgument
 from tests.lab.recordings.recorded import RobotRecorder, local
 from tests.policies.service_process import served
 from tests.stub_policy import FOLDER, environment, stub_checkpoint
@@ -59,10 +60,9 @@ def recording(plugin, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
                 robots.frame(session, seq, policy, epoch=epoch, instruction=instruction, added=added)
         for session in (1, 2):
             robots.close(session, epoch=2)
-        robots.wait(2_000_000_000)
         robots.open(3, policy)
-        robots.frame(3, 7, policy)
-        robots.frame(3, 8, policy)
+        for seq in (12, 13):
+            robots.frame(3, seq, policy)
     robots.stop()
     return folder
 
@@ -102,3 +102,80 @@ def test_a_replay_keeps_the_recorded_rate_or_another(recording: Path, address: s
         (session,) = found["sessions"]
         assert (code, session["equal"], session["frames"]) == (0, FRAMES, FRAMES)
         assert any("noise" in each for each in found["may_differ"]) is (speed < 1)
+
+
+def test_a_summary_names_what_is_there_and_what_is_not(recording: Path, tmp_path: Path):
+    code, found = run("info", recording)
+    (first, second, third) = found["sessions"]
+    assert (code, found["lost"], found["damage"], found["models"]) == (0, {"sessions": 0, "passes": 0}, [], ["stub"])
+    assert [each["answers"] for each in (first, second, third)] == [FRAMES, FRAMES, 2]
+    assert [each["epoch"] for each in first["epochs"]] == [1, 2] and first["epochs"][1]["instruction"] == "stop"
+    assert first["closed"]["reason"] == "client_closed" and third["closed"] is None
+    assert first["contract"]["cameras"][0]["name"] == "top" and first["frames_with_images"] == FRAMES
+
+    (file,) = recording.iterdir()
+    broken = tmp_path / file.name
+    broken.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
+    _, found = run("info", broken)
+    (damage,) = found["damage"]
+    assert damage["file"].endswith(file.name) and 0 < damage["offset"] <= broken.stat().st_size
+    shown = CliRunner().invoke(app, ["recording", "info", str(broken)], catch_exceptions=False).stdout
+    assert "is read up to" in shown and "another run" not in shown
+
+
+def test_two_models_are_compared_frame_by_frame(plugin, recording: Path, checkpoint: Path, tmp_path: Path):
+    plot = tmp_path / "plots" / "compared.png"
+    other = checkpoint_in(tmp_path / "other", looks=False)
+    _, found = run("compare", recording, "--model", checkpoint, "--model", other, "--device", "cpu", "--plot", plot)
+    for session, frames, parted in zip(found["sessions"], (FRAMES, FRAMES, 2), (0, 1, 0), strict=True):
+        mine, others = session["to_recorded"]
+        assert (mine["compared"], mine["compared"] - mine["bit_equal"]) == (frames, parted)
+        assert session["between"]["compared"] == frames and session["between"]["equal"] == 0
+        assert others["first"]["seq"] == session["between"]["first"]["seq"]
+        worst = session["between"]["worst"]
+        largest = max(each["largest"] for each in session["between"]["dimensions"])
+        assert worst[0]["difference"] == pytest.approx(largest)
+        assert all(set(each) >= {"seq", "at_s", "row", "unit"} for each in worst)
+    assert [each["answers"] for each in found["models"]] == [2 * FRAMES + 2] * 2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    _, found = run("compare", recording, "--model", checkpoint, "--model", checkpoint, "--every", 2, "--session", 1)
+    assert found["sessions"][0]["between"]["bit_equal"] == FRAMES / 2
+
+
+def test_models_that_do_not_fit_are_told_apart(plugin, recording: Path, checkpoint: Path, tmp_path: Path):
+    named = stub_checkpoint(tmp_path / "wrist", cameras={"wrist": (8, 8)}, state={"position": 1}, actions=2)
+    arms = stub_checkpoint(tmp_path / "arms", cameras={"top": (8, 8)}, state={"position": 1}, actions=("left", "right"))
+    for other, error, said in (
+        (named, InvalidArgument, r"does not fit session 1: .*no camera is the policy's 'wrist'.*sends 'top' 8x8"),
+        (arms, FailedPrecondition, r"has the action 'a0', 'a1', .* 'left', 'right': they cannot be compared"),
+    ):
+        with pytest.raises(error, match=said):
+            run("compare", recording, "--model", checkpoint, "--model", other)
+
+
+def test_wrong_input_is_named(plugin, recording: Path, checkpoint: Path, tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    cases: list[tuple[type[EdgeflowError], str, list[object]]] = [
+        (InvalidArgument, "does not exist", ["info", tmp_path / "none"]),
+        (InvalidArgument, "has no recording", ["info", tmp_path / "empty"]),
+        (ConfigError, "to: name the address", ["replay", recording]),
+        (ConfigError, "rate: must be recorded, full or", ["replay", recording, "--to", "h:1", "--rate", "fast"]),
+        (InvalidArgument, "session: 9 is not one of 1, 2, 3", ["replay", recording, "--to", "h:1", "--session", 9]),
+        (ConfigError, "give --model twice, got 1", ["compare", recording, "--model", checkpoint]),
+        (ConfigError, "not the name of a PNG", ["compare", recording, *["--model", "demo"] * 2, "--plot", "a.pdf"]),
+    ]
+    for error, said, (command, *arguments) in cases:
+        with pytest.raises(error, match=said):
+            run(str(command), *arguments)
+
+
+def test_a_recording_without_images_cannot_be_replayed(plugin, checkpoint: Path, tmp_path: Path):
+    robots = RobotRecorder(tmp_path / "thumbnails", cameras="thumbnails")
+    with local(checkpoint) as policy:
+        robots.open(1, policy)
+        robots.frame(1, 1, policy)
+    robots.stop()
+    for arguments in (["replay", "--to", "h:1"], ["compare", *["--model", str(checkpoint)] * 2]):
+        command, *rest = arguments
+        with pytest.raises(FailedPrecondition, match="session 1 was recorded with thumbnails only"):
+            run(command, tmp_path / "thumbnails", *rest)
