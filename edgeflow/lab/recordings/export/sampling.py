@@ -31,7 +31,7 @@ from edgeflow_client.types import ActionSchema
 PAUSE_NS = 1_000_000_000
 PAUSE_PERIODS = 3
 MOST_STAMPS = 256
-"""Frames whose capture is remembered, for the rows that a robot executes later."""
+"""Frames whose capture is remembered, for their answers."""
 NOT_YET = "before the first action"
 NOT_DUE = "no row was due"
 NO_OBSERVATION = "no observation"
@@ -41,7 +41,7 @@ Row: TypeAlias = tuple[float, ...]
 
 @dataclass(slots=True, kw_only=True)
 class SampledEpoch:
-    """The outcome of an epoch."""
+    """The outcome of an epoch, or of the part of one that has the same instruction."""
 
     session: str
     epoch: int
@@ -121,20 +121,23 @@ class SessionSampler:
     def _add_frame(self, record: RecordedObservation, images: Images) -> Iterator[SampledFrame]:
         if len(images) < len(self._session.cameras) or len(record.state) != self._state_size:
             return  # it was never sent, or is not what was agreed on
-        if self._current is None or record.epoch > self._current.summary.epoch:
-            yield from self.finish()
-            summary = SampledEpoch(session=self._session.label, epoch=record.epoch, instruction=record.instruction)
-            self.epochs.append(summary)
-            self._current = _EpochSampler(
-                session=self._session,
-                schema=self._schema,
-                summary=summary,
-                fps=self._fps,
-                pause_ns=self._pause_ns,
-                first=(record, images),
-            )
-        elif record.epoch == self._current.summary.epoch:
-            yield from self._current.observe(record, images)
+        current = self._current
+        if current is not None and record.epoch < current.summary.epoch:
+            return
+        if current is not None and current.has(record):
+            yield from current.observe(record, images)
+            return
+        yield from self.finish()
+        summary = SampledEpoch(session=self._session.label, epoch=record.epoch, instruction=record.instruction)
+        self.epochs.append(summary)
+        self._current = _EpochSampler(
+            session=self._session,
+            schema=self._schema,
+            summary=summary,
+            fps=self._fps,
+            pause_ns=self._pause_ns,
+            first=(record, images),
+        )
 
 
 class _EpochSampler:
@@ -162,6 +165,10 @@ class _EpochSampler:
         self._force: _Commanded | Row | str = NOT_YET
         self._sampled_ns: int | None = None  # the last tick that was not left out
 
+    def has(self, record: RecordedObservation) -> bool:
+        """True for an observation of this epoch and instruction."""
+        return (record.epoch, record.instruction) == (self.summary.epoch, self.summary.instruction)
+
     def observe(self, record: RecordedObservation, images: Images) -> Iterator[SampledFrame]:
         """Take an observation, after the ticks before it."""
         if record.stamp_ns <= self.last_ns:
@@ -177,7 +184,7 @@ class _EpochSampler:
     def add(self, record: RecordedAnswer | RecordedExecution | RecordedHold) -> None:
         """Take what is in force from its moment on."""
         match record:
-            case RecordedAnswer() if record.epoch == self.summary.epoch and not self._session.executed:
+            case RecordedAnswer() if record.seq in self._stamps and not self._session.executed:
                 commanded = self._commanded(record)
                 if commanded is not None:
                     self._put(record.stamp_ns + record.age_ns, commanded)

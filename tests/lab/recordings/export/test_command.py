@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
-from edgeflow_client.recording.records import ENCODER, TOPIC, AnySessionRecord
 from edgeflow_client.recording.recorder import Recorder, RecorderSettings
+from edgeflow_client.recording.records import ENCODER, TOPIC, AnySessionRecord
 from tests.lab.recordings.export.made_up import steady
 
 SCHEMA = msgspec.json.encode(msgspec.json.schema(AnySessionRecord))

@@ -106,8 +106,12 @@ def test_images_that_are_missing_or_cannot_be_decoded():
     assert sampler.epochs[0].left_out == {NOT_YET: 1, BAD_IMAGE: 1}
 
 
-def test_answers_of_another_epoch_are_not_in_force():
-    made = steady(range(1, 3)).frame(3, 300, epoch=2, text="place").answer(2, 200, 150, epoch=1).frame(4, 400, epoch=2)
-    frames, sampler = sampled(made.answer(4, 400, 50, epoch=2).frame(5, 500, epoch=2))
+@pytest.mark.parametrize("epoch", [1, 2], ids=["same epoch", "next epoch"])
+def test_answers_to_another_instruction_are_not_in_force(epoch: int):
+    made = steady(range(1, 3)).frame(3, 300, epoch=epoch, text="place").answer(2, 200, 150)
+    made.frame(4, 400, epoch=epoch, text="place").answer(4, 400, 50, epoch=epoch).frame(
+        5, 500, epoch=epoch, text="place"
+    )
+    frames, sampler = sampled(made)
     assert [(2 * each.state[0], each.epoch.instruction) for each in frames] == [(2, "pick"), (5, "place")]
     assert [each.left_out for each in sampler.epochs] == [{NOT_YET: 1}, {NOT_YET: 2}]
