@@ -96,7 +96,7 @@ def export_sessions(
         done, total = 0, sum(each.frames for each in sessions)
         for session in sessions:
             rate = rates[session.label]
-            sampler = SessionSampler(session, fps, 1e9 / rate if rate else 0.0)
+            sampler = SessionSampler(session, fps, 1e9 / rate if rate else 1e9 / fps)
             samplers.append(sampler)
             sink = _EpisodeSink(writer, session, features)
             for label, record, images in labelled(source):
@@ -181,11 +181,13 @@ def _new_folder(out: Path) -> Iterator[Path]:
 
 
 def _rates(source: SessionSource, sessions: Sequence[StoredSession]) -> dict[str, float]:
-    """Observations per second of each session, by the robot's stamps of the first ones."""
+    """Observations per second of each session, by the robot's stamps of the first ones with images."""
     stamps: dict[str, list[int]] = {session.label: [] for session in sessions}
-    missing = {session.label: min(session.frames, MOST_TIMED) for session in sessions}
-    for label, record, _ in labelled(source):
-        if missing.get(label) and isinstance(record, RecordedObservation):
+    missing = {each.label: each.frames_with_images if each.cameras else each.frames for each in sessions}
+    missing = {label: min(frames, MOST_TIMED) for label, frames in missing.items()}
+    seeing = {session.label for session in sessions if session.cameras}
+    for label, record, images in labelled(source):
+        if missing.get(label) and isinstance(record, RecordedObservation) and (images or label not in seeing):
             stamps[label].append(record.stamp_ns)
             missing[label] -= 1
             if not any(missing.values()):

@@ -1,7 +1,8 @@
 """Resamples a session at a fixed rate: per tick the newest observation, and the action in force on the robot's clock.
 
-A tick without either is left out: the robot held, no row was due, or no observation had come for a while. After a pause
-of PAUSE_NS without a tick, or of PAUSE_PERIODS observations if that is longer, another episode begins.
+A tick without either is left out: the robot held, no row was due, or the newest observation is older than STALE_PERIODS
+times the usual time between two. After a pause of PAUSE_NS without a tick, or of that age if it is longer, another
+episode begins.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edgeflow_client.timeline import Timeline, arrival_start_ns
 from edgeflow_client.types import ActionSchema
 
 PAUSE_NS = 1_000_000_000
-PAUSE_PERIODS = 3
+STALE_PERIODS = 3
 MOST_STAMPS = 256
 """Frames whose capture is remembered, for their answers."""
 NOT_YET = "before the first action"
@@ -99,7 +100,7 @@ class SessionSampler:
     def __init__(self, session: StoredSession, fps: int, period_ns: float) -> None:
         self._session, self._fps, self._schema = session, fps, schema_of(session)
         self._state_size = sum(each.size for each in session.contract.state)
-        self._pause_ns = max(PAUSE_NS, round(PAUSE_PERIODS * period_ns))
+        self._stale_ns = round(STALE_PERIODS * period_ns)
         self._current: _EpochSampler | None = None
         self.epochs: list[SampledEpoch] = []
         """The epochs so far."""
@@ -135,7 +136,7 @@ class SessionSampler:
             schema=self._schema,
             summary=summary,
             fps=self._fps,
-            pause_ns=self._pause_ns,
+            stale_ns=self._stale_ns,
             first=(record, images),
         )
 
@@ -150,14 +151,14 @@ class _EpochSampler:
         schema: ActionSchema,
         summary: SampledEpoch,
         fps: int,
-        pause_ns: int,
+        stale_ns: int,
         first: tuple[RecordedObservation, Images],
     ) -> None:
         self.summary = summary
         self.last_ns = self._first_ns = first[0].stamp_ns
         self._observation, self._stamps = first, {first[0].seq: first[0].stamp_ns}
         self._clock_ns = first[0].time_ns - first[0].stamp_ns  # recording's minus robot's clock, by the quickest frame
-        self._session, self._schema, self._fps, self._pause_ns = session, schema, fps, pause_ns
+        self._session, self._schema, self._fps, self._stale_ns = session, schema, fps, stale_ns
         self._tick = 0
         self._pixels: tuple[Pixels, ...] | None = None
         self._events: list[tuple[int, int, _Commanded | Row | str]] = []  # a heap: moment, order, what
@@ -195,8 +196,7 @@ class _EpochSampler:
 
     def up_to(self, end_ns: int) -> Iterator[SampledFrame]:
         """The frames of the ticks before a moment."""
-        stale_ns = self.last_ns + self._pause_ns
-        while (now_ns := self._moment_ns) < min(end_ns, stale_ns):
+        while (now_ns := self._moment_ns) < min(end_ns, self.last_ns + self._stale_ns):
             self._tick += 1
             frame = self._frame_at(now_ns)
             if frame is not None:
@@ -225,7 +225,7 @@ class _EpochSampler:
         if isinstance(action, str) or pixels is None:
             self.summary.leave_out(action if isinstance(action, str) else BAD_IMAGE)
             return None
-        begins = self._sampled_ns is None or now_ns - self._sampled_ns > self._pause_ns
+        begins = self._sampled_ns is None or now_ns - self._sampled_ns > max(PAUSE_NS, self._stale_ns)
         self._sampled_ns = now_ns
         self.summary.frames += 1
         return SampledFrame(

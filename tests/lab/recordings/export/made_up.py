@@ -56,12 +56,21 @@ class MadeUp:
         fields = {"cameras": (CAMERA,), "state": STATE, "schema": SCHEMA, "source": "service"} | fields
         return self._add(RecordedOpening(session=self.number, time_ns=CLOCK, **fields))
 
-    def frame(self, seq: int, ms: float, *, epoch: int = 1, text: str = "pick", image: bytes | None = None) -> MadeUp:
-        """A frame captured at a moment of the robot's clock."""
+    def frame(
+        self,
+        seq: int,
+        ms: float,
+        *,
+        epoch: int = 1,
+        text: str = "pick",
+        image: bytes | None = None,
+        delay_ms: float = 3,
+    ) -> MadeUp:
+        """A frame captured at a moment of the robot's clock; delay_ms: on the way."""
         image = picture(seq).tobytes() if image is None else image
         record = RecordedObservation(
             session=self.number,
-            time_ns=CLOCK + round((ms + 3) * MS),
+            time_ns=CLOCK + round((ms + delay_ms) * MS),
             seq=seq,
             epoch=epoch,
             stamp_ns=round(ms * MS),

@@ -85,6 +85,15 @@ def test_sessions_follow_one_another_and_can_be_chosen(tmp_path: Path):
     assert exported(source, tmp_path / "one", chosen=("1",)).fps == 10
 
 
+def test_a_pause_begins_another_episode_of_the_epoch(tmp_path: Path):
+    source = steady(range(1, 4))
+    for seq in (4, 5, 6):
+        source.frame(seq, 100 * seq + 5000).answer(seq, 100 * seq + 5000, 50)
+    made = exported(source, tmp_path / "set")
+    assert [(each.epoch, each.episodes, each.frames) for each in made.epochs] == [(1, [0, 1], 6)]
+    assert pq.read_table(tmp_path / "set/meta/episodes")["length"].to_pylist() == [4, 2]
+
+
 def test_displacements_at_another_rate_are_noticed(tmp_path: Path):
     source = MadeUp().opened(schema=replace(SCHEMA, relative=(True, False)))
     source.records += steady(range(1, 4)).records[1:]

@@ -47,6 +47,10 @@ def test_an_answer_that_was_overtaken_is_ignored():
     assert seen(made) == [(3, 21), (4, 22)]
 
 
+def test_an_observation_that_comes_late_is_ignored():
+    assert seen(steady(range(1, 4)).frame(9, 250).frame(4, 400)) == [(2, 11), (3, 21), (4, 31)]
+
+
 def test_a_chunk_at_half_rate_from_its_arrival_on():
     made = MadeUp().opened().frame(1, 0).answer(1, 0, 130, rate_percent=50, from_arrival=True, valid_for_ms=2000)
     for seq in range(2, 8):
@@ -65,7 +69,8 @@ def test_rows_that_a_robot_reports_as_executed_are_its_actions():
 
 
 def test_ticks_in_hold_and_after_the_last_valid_row_are_left_out():
-    made = MadeUp().opened().frame(1, 0).answer(1, 0, 50).frame(2, 100).hold(150).frame(3, 200).frame(4, 300)
+    made = MadeUp().opened().frame(1, 0, delay_ms=40).answer(1, 0, 50)  # the slow one says little about the clocks
+    made.frame(2, 100).hold(120).frame(3, 200).frame(4, 300)
     made.answer(4, 300, 50)
     for seq in range(5, 11):
         made.frame(seq, 100 * (seq - 1))
