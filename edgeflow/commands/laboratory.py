@@ -45,12 +45,8 @@ COMMANDS = (
     LabCommand("verify", "checking", "Compare a checkpoint's outputs with recordings of the original."),
     LabCommand("policy check", "checking", "Check that a policy keeps the rules of a family."),
     LabCommand("recording info", "recordings", "Show what is in a recording.", "record"),
-    LabCommand(
-        "recording replay", "recordings", "Replay a recording to a service, and show where answers part.", "record"
-    ),
-    LabCommand(
-        "recording compare", "recordings", "Play a recording through two models, and show where they part.", "record"
-    ),
+    LabCommand("recording replay", "recordings", "Replay a recording, and show where answers part.", "record"),
+    LabCommand("recording compare", "recordings", "Run two models on the frames of a recording.", "record"),
     LabCommand("recording export", "recordings", "Export a recording as a LeRobot dataset.", "dataset"),
     LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
     LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),

@@ -76,7 +76,7 @@ def serve(
         bool,
         typer.Option(
             "--live",
-            help=f"Show robots in Foxglove, at port {LIVE_PORT} of 127.0.0.1; another: --set recording.live_port=N.",
+            help=f"Show robots in Foxglove, at 127.0.0.1:{LIVE_PORT}, or the port in --set recording.live_port=N.",
         ),
     ] = False,
     insecure: Annotated[
@@ -98,6 +98,7 @@ def serve(
     from edgeflow.service.host.resources import check_limits
     from edgeflow.service.observe.log import EventLog
 
+    other_port = any(each.startswith("recording.live_port=") for each in given)
     options = {
         "model": model,
         "mode": mode.value if mode else None,
@@ -111,7 +112,7 @@ def serve(
         "frontends.port": robots_port,
         "recording.directory": record,
         "recording.cameras": record_cameras,
-        "recording.live_port": LIVE_PORT if live else None,
+        "recording.live_port": LIVE_PORT if live and not other_port else None,
         "insecure": insecure or None,
     }
     with Output() as output:

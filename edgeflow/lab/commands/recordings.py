@@ -45,6 +45,12 @@ def recording_info(path: Recorded, run: Run = "", as_json: Json = False) -> None
 def recording_replay(
     path: Recorded,
     to: Annotated[OptionalText, typer.Option(metavar="HOST:PORT", help="gRPC address of a service.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Instead, run the recorded passes in this process and compare every bit.")
+    ] = False,
+    model: Annotated[
+        OptionalText, typer.Option(help="With --exact, the place of the checkpoint, if not where it was.")
+    ] = None,
     rate: Annotated[
         str,
         typer.Option(help="recorded; full: each frame once the one before it is answered; or a factor, such as 2."),
@@ -58,24 +64,32 @@ def recording_replay(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Replay a recording to a service.
+    """Replay a recording, and show where answers part.
 
-    It shows where answers part from the recorded ones, and by how much. Sessions are opened with their recorded
+    Sessions are opened with their recorded
     contracts, side by side as they were, and get the recorded frames with their stamps.
+
+    --exact needs no service: the engine runs the recorded passes, on this machine, with the recorded model. On a
+    machine like the recorded one every action must be the same bit for bit; on another the report says what differs,
+    and actions are compared by tolerance.
 
     Exits with code 1 if answers to the same frame differ by more than the tolerance, or a session was ended early.
     """
-    from edgeflow.lab.recordings.command import replay_command, speed_of
+    from edgeflow.lab.recordings.command import exact_command, replay_command, speed_of
     from edgeflow.lab.recordings.replay import ReplayPlan
     from edgeflow_client.connection.credentials import Credentials, check_address
     from edgeflow_client.errors import ConfigError
 
+    if (to is None) is not exact:
+        raise ConfigError("to: give --to HOST:PORT, the address of a service, or --exact")
     if to is None:
-        raise ConfigError("to: name the address of a service, host:port")
+        raise typer.Exit(exact_command(path, run, model, as_json))
+    if model is not None:
+        raise ConfigError("model: is for --exact; a service has its own")
     check_address(to)
     credentials = Credentials.of(tls_ca, tls_cert, tls_key, token_file)
     plan = ReplayPlan(address=to, speed=speed_of(rate), tolerance=tolerance, credentials=credentials)
-    raise typer.Exit(replay_command(path, run, plan, sessions or [], as_json))
+    raise typer.Exit(replay_command(path, plan, run=run, chosen=sessions or [], as_json=as_json))
 
 
 def recording_compare(
@@ -95,13 +109,13 @@ def recording_compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Play a recording through two models.
+    """Run two models on the frames of a recording.
 
     It shows where their actions part, and by how much. Both answer the recorded frames in this process, one frame at a
     time and with the recorded stamps, so that noise is the same. --set applies to both.
     """
-    from edgeflow.lab.recordings.command import compare_command
     from edgeflow.lab.recordings.compare import ComparePlan
+    from edgeflow.lab.recordings.compare_report import compare_command
 
     plan = ComparePlan(
         models=tuple(models or ()),
@@ -109,7 +123,7 @@ def recording_compare(
         every=every,
         tolerance=tolerance,
     )
-    compare_command(path, run, plan, sessions or [], plot, as_json)
+    compare_command(path, plan, run=run, chosen=sessions or [], plot=plot, as_json=as_json)
 
 
 def recording_export(

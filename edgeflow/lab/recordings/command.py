@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from edgeflow.lab.outputs import check_writable, writing
 from edgeflow.lab.progress import reporting
-from edgeflow.lab.recordings.compare import ComparedSession, ComparePlan, ModelComparison, PlayedModel, load_models
-from edgeflow.lab.recordings.differences import AnswerDifferences
 from edgeflow.lab.recordings.info import open_recording, summarise_recording
 from edgeflow.lab.recordings.replay import ReplayedSession, ReplayPlan, SessionReplay, reasons_to_differ
-from edgeflow.lab.recordings.sessions import StoredSession, check_images, chosen_sessions, read_sessions
+from edgeflow.lab.recordings.sessions import sessions_with_images
 from edgeflow.lab.recordings.stream import counted
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.measure import distribution
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
-from edgeflow_client.recording.reader import Recording
 
 FULL, RECORDED = "full", "recorded"
 SLOWEST, FASTEST = 0.1, 100.0
@@ -54,10 +48,10 @@ def speed_of(text: str) -> float | None:
     return speed
 
 
-def replay_command(path: Path, run: str, plan: ReplayPlan, chosen: Sequence[str], as_json: bool) -> int:
+def replay_command(path: Path, plan: ReplayPlan, *, run: str, chosen: Sequence[str], as_json: bool) -> int:
     """Replay sessions to a service and print where answers part; 1 if some do, or a session ended early."""
     recording = open_recording(path, run)
-    sessions = _with_images(recording, chosen)
+    sessions = sessions_with_images(recording, chosen)
     with reporting(Console(stderr=True)) as report:
         replayed = asyncio.run(SessionReplay(recording, sessions, plan, report).run())
     reasons = list(reasons_to_differ(plan, replayed, sessions))
@@ -70,88 +64,18 @@ def replay_command(path: Path, run: str, plan: ReplayPlan, chosen: Sequence[str]
     return 1 if any(each.parted or each.error for each in replayed) else 0
 
 
-def compare_command(
-    path: Path, run: str, plan: ComparePlan, chosen: Sequence[str], plot: Path | None, as_json: bool
-) -> None:
-    """Play sessions through two models and print where they part."""
-    if plot is not None:
-        if plot.suffix.lower() != ".png":
-            raise ConfigError(f"plot: {plot} is not the name of a PNG file")
-        check_writable(plot.absolute().parent)
-    recording = open_recording(path, run)
-    sessions = _with_images(recording, chosen)
-    with ExitStack() as stack:
-        models = load_models(plan, stack)
-        with reporting(Console(stderr=True)) as report:
-            compared = ModelComparison(recording, plan, models, report).play(sessions)
-        left_out = ""
-        if plot is not None and any(each.seconds for each in compared):
-            from edgeflow.lab.recordings.drawing import draw_comparison  # needs matplotlib
+def exact_command(path: Path, run: str, model: str | None, as_json: bool) -> int:
+    """Run the recorded passes again and print the report; 1 unless every answer agrees."""
+    from edgeflow.lab.recordings.exact import replay_exactly  # loads torch
 
-            with writing(plot):
-                left_out = draw_comparison(plot, compared, models[0].schema, plan.models)
-        if as_json:
-            print(
-                json_text(
-                    {
-                        "models": [_model_json(each) for each in models],
-                        "sessions": [_compared_json(each) for each in compared],
-                    }
-                )
-            )
-        else:
-            _print_comparison(models, compared)
-            if left_out:
-                print(f"not in the plot: {left_out}")
-
-
-def _model_json(model: PlayedModel) -> dict[str, Any]:
-    latency = distribution(model.latencies_ms)
-    return {
-        "model": model.name,
-        "answers": latency.count,
-        "latency_ms": {"p50": latency.p50, "p99": latency.p99},
-        "failed": dict(model.failed),
-    }
-
-
-def _compared_json(session: ComparedSession) -> dict[str, Any]:
-    recorded = [difference_json(each) if each is not None else None for each in session.recorded]
-    return {
-        "session": session.label,
-        "undecodable": session.undecodable,
-        "between": difference_json(session.between),
-        "to_recorded": recorded,
-    }
-
-
-def _print_comparison(models: Sequence[PlayedModel], compared: Sequence[ComparedSession]) -> None:
-    console = table_console()
-    table = FoldingTable("model", "answers", "latency p50, p99", "not answered")
-    for model in models:
-        latency = distribution(model.latencies_ms)
-        times = f"{latency.p50:.1f}, {latency.p99:.1f} ms" if latency.count else "none"
-        table.add_row(*map(escape, (model.name, str(latency.count), times, counted(model.failed))))
-    console.print(table)
-    names = ("recorded and " + models[0].name, "recorded and " + models[1].name)
-    for session in compared:
-        pairs = [("both models", session.between), *zip(names, session.recorded, strict=True)]
-        for name, differences in pairs:
-            if differences is None or not differences.compared:
-                continue
-            equal = f"{differences.equal} of {differences.compared} answers equal, {differences.bit_equal} bit-equal"
-            console.print(dimensions_table(differences, f"session {session.label}, {name}: {equal}"))
-        if session.undecodable:
-            console.print(f"session {session.label}: {session.undecodable} frames have no usable images")
-        for worst in session.between.worst:
-            console.print(worst.text, markup=False, highlight=False)
-
-
-def _with_images(recording: Recording, chosen: Sequence[str]) -> list[StoredSession]:
-    """The chosen sessions, which have images."""
-    sessions = chosen_sessions(read_sessions(recording), tuple(chosen))
-    check_images(recording, sessions)
-    return sessions
+    with reporting(Console(stderr=True)) as report:
+        found = replay_exactly(open_recording(path, run), model, report)
+    if as_json:
+        print(json_text(found.as_json()))
+    else:
+        for line in found.lines():
+            table_console().print(line, markup=False, highlight=False)
+    return 0 if found.agrees else 1
 
 
 def _replayed_json(session: ReplayedSession) -> dict[str, Any]:
@@ -172,7 +96,7 @@ def _replayed_json(session: ReplayedSession) -> dict[str, Any]:
         "answered_here": session.replayed,
         "only_recorded": session.only_recorded,
         "only_here": session.only_replayed,
-        **difference_json(session.differences),
+        **session.differences.to_json(),
         "outcomes": dict(stream.outcomes),
         "reasons": dict(stream.reasons),
         "holds": dict(stream.holds),
@@ -181,17 +105,6 @@ def _replayed_json(session: ReplayedSession) -> dict[str, Any]:
         "round_trip_ms": {"p50": trip.p50, "p99": trip.p99},
         "sent_late_ms": session.late_ns / 1e6,
         "error": str(session.error) if session.error is not None else None,
-    }
-
-
-def difference_json(differences: AnswerDifferences) -> dict[str, Any]:
-    """Differences as JSON values."""
-    found = differences.to_json()
-    return {
-        **found,
-        "first": asdict(found["first"]) if found["first"] is not None else None,
-        "worst": [asdict(each) for each in found["worst"]],
-        "dimensions": [asdict(each) for each in found["dimensions"]],
     }
 
 
@@ -207,8 +120,8 @@ def _print_replay(
     for each in replayed:
         if each.parted and each.differences.first is not None:
             first = each.differences.first.text
-            console.print(f"session {each.label}: answers part first in {first}", markup=False, highlight=False)
-            console.print(dimensions_table(each.differences, f"session {each.label}: recorded and here"))
+            console.print(f"session {each.label}: answers part first in {first}; by dimension:", markup=False)
+            console.print(each.differences.table())
         if each.error is not None:
             console.print(f"session {each.label} was ended by the service: {each.error}", markup=False)
         if each.without_images or each.stream.unsendable:
@@ -239,12 +152,3 @@ def _replayed_row(session: ReplayedSession) -> list[str]:
         str(session.only_replayed),
         *(f"{each.p50:.1f}, {each.p99:.1f} ms" if each.count else "none" for each in (server, recorded)),
     ]
-
-
-def dimensions_table(differences: AnswerDifferences, title: str) -> FoldingTable:
-    """The differences in each dimension."""
-    table = FoldingTable("dimension", "unit", "mean", "95 %", "largest", title=escape(title))
-    for each in differences.dimensions:
-        figures = (f"{figure:.3g}" for figure in (each.mean, each.p95, each.largest))
-        table.add_row(escape(each.dimension), escape(each.unit), *figures)
-    return table

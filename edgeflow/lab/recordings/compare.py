@@ -1,4 +1,4 @@
-"""A recording played through two models in this process: where their actions part, and how long each takes."""
+"""Two models on the frames of a recording, in this process: where their actions part, and how long each takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgeflow.in_process.policy import LocalPolicy
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
 from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, pixels_of, read_frames
-from edgeflow_client.errors import ConfigError, Internal, InvalidArgument, RequestError
+from edgeflow_client.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, RequestError
 from edgeflow_client.types import ActionSchema
 
 MODELS = 2
@@ -42,7 +42,7 @@ class ComparePlan:
             raise ConfigError(f"model: give --model twice, got {len(self.models)}")
 
 
-class PlayedModel:
+class ComparedModel:
     """A model that answers recorded frames."""
 
     def __init__(self, name: str, policy: LocalPolicy, settings: Mapping[str, object]) -> None:
@@ -124,9 +124,11 @@ class ComparedSession:
 
 
 class ModelComparison:
-    """Plays sessions through two models."""
+    """Lets two models answer recorded sessions."""
 
-    def __init__(self, source: SessionSource, plan: ComparePlan, models: Sequence[PlayedModel], report: Report) -> None:
+    def __init__(
+        self, source: SessionSource, plan: ComparePlan, models: Sequence[ComparedModel], report: Report
+    ) -> None:
         self._source = source
         self._plan = plan
         self._models = models
@@ -134,7 +136,7 @@ class ModelComparison:
         first, second = models
         check_same_action(first.schema, second.schema, (first.name, second.name))
 
-    def play(self, sessions: Sequence[StoredSession]) -> list[ComparedSession]:
+    def run(self, sessions: Sequence[StoredSession]) -> list[ComparedSession]:
         """The comparison of each session; InvalidArgument if a model lacks a camera or a state vector there."""
         for session in sessions:  # before anything is computed
             for model in self._models:
@@ -148,7 +150,7 @@ class ModelComparison:
         schema, dims = self._models[0].schema, len(self._models[0].schema.names)
         found = ComparedSession(
             label=session.label,
-            between=AnswerDifferences.of(schema, self._plan.tolerance),
+            between=AnswerDifferences.of(schema, self._models[1].schema, self._plan.tolerance),
             recorded=tuple(self._to_recorded(session, model) for model in self._models),
             actions=([], []),
         )
@@ -161,11 +163,13 @@ class ModelComparison:
             model.policy.forget(session.label)
         return found
 
-    def _to_recorded(self, session: StoredSession, model: PlayedModel) -> AnswerDifferences | None:
+    def _to_recorded(self, session: StoredSession, model: ComparedModel) -> AnswerDifferences | None:
         recorded = session.contract.schema
-        if recorded is None or (recorded.names, recorded.units) != (model.schema.names, model.schema.units):
+        try:
+            check_same_action(recorded or model.schema, model.schema, ("the recording", model.name))
+        except FailedPrecondition:
             return None
-        return AnswerDifferences.of(model.schema, self._plan.tolerance)
+        return AnswerDifferences.of(recorded or model.schema, model.schema, self._plan.tolerance)
 
     def _frame(self, session: StoredSession, frame: StoredFrame, index: int, found: ComparedSession, dims: int) -> None:
         """Let both models answer a frame, in turns first."""
@@ -201,10 +205,10 @@ class ModelComparison:
         found.recorded_actions.append(recorded[0] if comparable and recorded is not None else np.full(dims, np.nan))
 
 
-def load_models(plan: ComparePlan, stack: ExitStack) -> list[PlayedModel]:
+def load_models(plan: ComparePlan, stack: ExitStack) -> list[ComparedModel]:
     """Both models, closed with the stack; typed StartErrors."""
     models = []
     for name in plan.models:
         settings = {"max_sessions": 1, **plan.settings}
-        models.append(PlayedModel(name, stack.enter_context(load(name, config=None, **settings)), settings))
+        models.append(ComparedModel(name, stack.enter_context(load(name, config=None, **settings)), settings))
     return models

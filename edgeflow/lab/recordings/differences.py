@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from heapq import heappush, heapreplace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.markup import escape
 
 from edgeflow.config.matching import list_text
 from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.loadtest.terminal import FoldingTable
 from edgeflow_client.recording.records import RecordedAnswer
 from edgeflow_client.types import ActionSchema
 
@@ -67,6 +68,8 @@ class AnswerDifferences:
     """The range of each dimension, by which the worst frames are found; 1 where it has no limits."""
     tolerance: float
     """The largest difference that counts as equal, in the unit of each dimension."""
+    rows: int
+    """The rows of each answer that are compared."""
     compared: int = 0
     equal: int = 0
     """Frames whose answers differ by at most the tolerance in every value."""
@@ -79,20 +82,25 @@ class AnswerDifferences:
     _worst: list[tuple[float, int, PartedAnswer]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, schema: ActionSchema, tolerance: float) -> AnswerDifferences:
-        """Differences between actions of a schema."""
+    def of(cls, first: ActionSchema, second: ActionSchema, tolerance: float) -> AnswerDifferences:
+        """Differences between actions of two schemas, which `check_same_action` accepts.
+
+        The rows that both have are compared; of chunks with different steps only the first.
+        """
+        schema, rows = second, min(first.horizon, second.horizon)
+        rows = rows if first.step_ms == second.step_ms else 1
         spans = tuple(
             high - low if np.isfinite(high - low) and high > low else 1.0
             for low, high in zip(schema.low, schema.high, strict=True)
         )
-        return cls(names=schema.names, units=schema.units, spans=spans, tolerance=tolerance)
+        return cls(names=schema.names, units=schema.units, spans=spans, tolerance=tolerance, rows=rows)
 
     def add(self, session: str, seq: int, at_s: float, index: int, *, first: Rows, second: Rows) -> None:
-        """Compare two answers to a frame, in the rows that both have. index: of the frame in its session."""
-        rows = min(len(first), len(second))
+        """Compare two answers to a frame. index: of the frame in its session."""
+        rows = min(len(first), len(second), self.rows)
         apart = np.abs(first[:rows] - second[:rows])
         self.compared += 1
-        self.bit_equal += bool(np.array_equal(first, second))
+        self.bit_equal += bool(np.array_equal(first[:rows], second[:rows]))
         self._frames.append(apart.max(axis=0).astype(np.float32))
         row, dim = (int(place) for place in np.unravel_index(np.argmax(apart / self.spans), apart.shape))
         parted = PartedAnswer(
@@ -137,17 +145,25 @@ class AnswerDifferences:
             for name, unit, column in zip(self.names, self.units, frames.T, strict=True)
         ]
 
-    def to_json(self) -> Mapping[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The counts, the first and the worst frames, and each dimension."""
         return {
             "compared": self.compared,
             "equal": self.equal,
             "bit_equal": self.bit_equal,
             "tolerance": self.tolerance,
-            "first": self.first,
-            "worst": self.worst,
-            "dimensions": self.dimensions,
+            "first": asdict(self.first) if self.first is not None else None,
+            "worst": [asdict(each) for each in self.worst],
+            "dimensions": [asdict(each) for each in self.dimensions],
         }
+
+    def table(self) -> FoldingTable:
+        """The differences in each dimension."""
+        table = FoldingTable("dimension", "unit", "mean", "95 %", "largest")
+        for each in self.dimensions:
+            figures = (f"{figure:.3g}" for figure in (each.mean, each.p95, each.largest))
+            table.add_row(escape(each.dimension), escape(each.unit), *figures)
+        return table
 
 
 def rows_of_record(answer: RecordedAnswer, schema: ActionSchema) -> Rows | None:
@@ -170,7 +186,7 @@ def check_same_action(first: ActionSchema, second: ActionSchema, names: tuple[st
         if one != other:
             text = f"the action's {name!r} is in {one!r} in {names[0]}, in {other!r} in {names[1]}"
             raise FailedPrecondition(f"{text}: they cannot be compared", field="action")
-    for kind in ("frame", "rotation", "relative"):
+    for kind in ("frame", "rotation", "relative", "whole_way"):
         if getattr(first, kind) != getattr(second, kind):
             text = f"the actions of {names[0]} and {names[1]} differ in `{kind}`"
             raise FailedPrecondition(f"{text}: they cannot be compared", field="action")

@@ -23,7 +23,7 @@ from edgeflow_client.recording.records import TOPIC
 from edgeflow_client.recording.runs import RecordedRun, runs
 
 CAMERAS = {"all": "every image", "thumbnails": "thumbnails only", "none": "no images"}
-"""What was recorded of cameras."""
+"""Recorded parts of images, in words."""
 COPIED = ("engine", "opened")
 """Kinds of records of which each file begins with copies."""
 
@@ -33,7 +33,7 @@ class RecordingSummary:
     """Everything that `edgeflow recording info` says about a run."""
 
     facts: dict[str, str]
-    """What the recorder states: versions, source, cameras."""
+    """Facts that the recorder states: versions, source, cameras."""
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
     """Bytes of each file."""
@@ -118,7 +118,7 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
     sessions = read_sessions(recording)
     damage = list(recording.damage)
     engines: list[EngineFacts] = []
-    tallies = {TOPIC: _Tally(), PASS_TOPIC: _Tally()}
+    tallies = {TOPIC: _NumberTally(), PASS_TOPIC: _NumberTally()}
     for topic, tally in tallies.items():
         for stored in recording.records(topic):
             kind = _KINDS.decode(stored.data).kind
@@ -141,16 +141,16 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
     )
 
 
-class _Kind(msgspec.Struct):
-    """What is read of a record to count it."""
+class _CountedKind(msgspec.Struct):
+    """The field by which a record is counted."""
 
     kind: str = ""
 
 
-_KINDS = msgspec.json.Decoder(_Kind)
+_KINDS = msgspec.json.Decoder(_CountedKind)
 
 
-class _Tally:
+class _NumberTally:
     """Counts the records of a topic, and by the gaps between their numbers those that are missing."""
 
     def __init__(self) -> None:

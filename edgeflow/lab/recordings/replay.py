@@ -16,8 +16,7 @@ from edgeflow_client.connection.credentials import Credentials, channel
 from edgeflow_client.errors import EdgeflowError
 from edgeflow_client.types import ActionSchema
 
-ANSWER_S = 10.0  # time limit for an answer that the recording has
-LEAST_S = 0.05  # wait at full speed for the outcome of a frame that the recording left unanswered
+ANSWER_S = 10.0  # time limit for the outcome of a frame
 LEAD_S = 0.2  # from opening a session to its first frame
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection per session, as robots have
@@ -101,7 +100,7 @@ class ReplayedSession:
         """The service answered a frame."""
         self.replayed += 1
         self.server_ns.append(answer.server_ns)
-        self.round_trip_ns.append(max(answer.round_trip_ns, 0))
+        self.round_trip_ns.append(answer.round_trip_ns)
         self.continued += answer.continues
         self._meet(seq, answer.rows, recorded=False)
 
@@ -166,7 +165,7 @@ class SessionReplay:
                 opened = await stream.open()
                 schema = session.contract.schema or opened.schema
                 check_same_action(schema, opened.schema, (f"session {session.label}", self._plan.address))
-                differences = AnswerDifferences.of(opened.schema, self._plan.tolerance)
+                differences = AnswerDifferences.of(schema, opened.schema, self._plan.tolerance)
                 found.append(
                     ReplayedSession(label=session.label, differences=differences, stream=stream, recorded_schema=schema)
                 )
@@ -204,8 +203,7 @@ class SessionReplay:
             await self._sleep_until(due_ns)
             replayed.late_ns = max(replayed.late_ns, self._clock.now_ns() - due_ns)
         elif last is not None:
-            gap_s = max((time_ns - last.observation.time_ns) / 1e9, LEAST_S)
-            await stream.outcome(last.observation.seq, ANSWER_S if last.answer is not None else min(gap_s, ANSWER_S))
+            await stream.outcome(last.observation.seq, ANSWER_S)
 
     def _due_ns(self, time_ns: int) -> int:
         """The moment of a recorded time; at full speed, now."""
@@ -234,10 +232,10 @@ def reasons_to_differ(
         yield f"The recorded mode was {', '.join(sorted(recorded))}; here it is {', '.join(sorted(modes))}."
     if modes - {"serial"}:
         yield "Frames share passes, and drafts come from other frames: both depend on when frames arrive."
-    if any(each.continued for each in sessions):
+    if any(each.continued or each.recorded_schema.horizon > 1 for each in sessions):
         yield (
-            "Chunks continue the one in execution (rtc). The replay reports the recorded execution, but how late each "
-            "chunk is expected depends on the latency measured here."
+            "A chunk that continues the one in execution (rtc), and one of a policy that takes its delay as an input, "
+            "follows from the latency that is expected. That is measured here; what the robot executed is as recorded."
         )
     if plan.speed is not None and plan.speed < 1.0:
         yield "At less than the recorded rate stamps are stretched, and the noise of flow policies follows from stamps."

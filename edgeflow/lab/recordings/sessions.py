@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol, TypeAlias
@@ -232,7 +232,7 @@ def epochs_of(frames: Iterator[StoredFrame]) -> Iterator[tuple[int, Iterator[Sto
     yield from groupby(frames, key=lambda frame: frame.observation.epoch)
 
 
-def chosen_sessions(sessions: dict[str, StoredSession], chosen: tuple[str, ...]) -> list[StoredSession]:
+def chosen_sessions(sessions: dict[str, StoredSession], chosen: Sequence[str]) -> list[StoredSession]:
     """The sessions with these labels or numbers, all if there are none; InvalidArgument for one that does not exist."""
     if not sessions:
         raise InvalidArgument("has no sessions: nothing was sent while it was recorded", field="path")
@@ -243,6 +243,13 @@ def chosen_sessions(sessions: dict[str, StoredSession], chosen: tuple[str, ...])
     if not any(each.frames for each in wanted):
         raise InvalidArgument("has no frames of these sessions", field="path")
     return [each for each in wanted if each.frames]
+
+
+def sessions_with_images(source: SessionSource, chosen: Sequence[str]) -> list[StoredSession]:
+    """The chosen sessions of a recording, all if there are none; errors as in `chosen_sessions` and `check_images`."""
+    sessions = chosen_sessions(read_sessions(source), chosen)
+    check_images(source, sessions)
+    return sessions
 
 
 def check_images(source: SessionSource, sessions: list[StoredSession]) -> None:

@@ -1,4 +1,4 @@
-"""One session of a recording, sent again: the same contract and frames over a stream of its own.
+"""One session of a recording, sent again: the same contract and frames over its own stream.
 
 It speaks the protocol itself. The SDK would stamp frames with its own clock and report the chunks that it executes; a
 replay sends the recorded stamps, which flow noise follows from, and the recorded reports, which real-time chunking and
@@ -94,6 +94,7 @@ class ReplayStream:
         self._recorded: list[int] = [0]  # recorded numbers by those of this stream, from 1 on
         self._sent_ns: deque[int] = deque([0])
         self._left: set[int] = set()  # frames in flight
+        self._newest = pb.Arrived()  # the newest answer of this stream
         self._changed = asyncio.Event()
         self._epoch: int | None = None
         self._reset_ns = 0
@@ -212,13 +213,25 @@ class ReplayStream:
         )
         if observation.instruction:
             frame.instruction = observation.instruction
-        playing, arrived = observation.playing, observation.arrived
+        playing = observation.playing
         if playing is not None and playing.seq in self._wire:
             start_ns = self._stretched(playing.start_ns) if playing.start_ns else 0
             frame.playing.CopyFrom(pb.Playing(seq=self._wire[playing.seq], step=playing.step, start_ns=start_ns))
-        if arrived is not None and arrived.seq in self._wire:
-            frame.arrived.CopyFrom(pb.Arrived(seq=self._wire[arrived.seq], age_ns=arrived.age_ns))
+        if (arrived := self._arrival(observation)) is not None:
+            frame.arrived.CopyFrom(arrived)
         return frame
+
+    def _arrival(self, observation: RecordedObservation) -> pb.Arrived | None:
+        """The newest answer that arrived: the recorded one, or a later one of this replay.
+
+        A service does not answer robots that rest and did not get its newest answer yet.
+        """
+        recorded = observation.arrived
+        wire = self._wire.get(recorded.seq, 0) if recorded is not None else 0
+        if self._session.contract.execution is not None and self._newest.seq > wire:
+            age_ns = recorded.age_ns if wire and recorded is not None else self._newest.age_ns
+            return pb.Arrived(seq=self._newest.seq, age_ns=age_ns)
+        return pb.Arrived(seq=wire, age_ns=recorded.age_ns) if wire and recorded is not None else None
 
     async def _read(self) -> None:
         """Take the service's messages until the stream ends."""
@@ -260,20 +273,18 @@ class ReplayStream:
         if command is not Command.ACT:
             self.holds[f"{command.value.upper()} {action.reason}".rstrip()] += 1
             return
-        assert self.opened is not None
-        rows, dims = action.horizon or 1, len(self.opened.schema.names)
+        rows, dims = action.horizon or 1, len(self.opened.schema.names) if self.opened is not None else 0
         if not 0 < action.seq < len(self._recorded) or len(action.values) != rows * dims or not dims:
             self.holds["HOLD MALFORMED_ACTION"] += 1
             return
-        self._heard(
-            self._recorded[action.seq],
-            ReplayedAnswer(
-                rows=np.asarray(action.values, np.float64).reshape(rows, dims),
-                server_ns=action.timings.server_ns,
-                round_trip_ns=self._clock.now_ns() - self._sent_ns[action.seq],
-                continues=report_of(action, 0).continues > 0,
-            ),
+        answer = ReplayedAnswer(
+            rows=np.asarray(action.values, np.float64).reshape(rows, dims),
+            server_ns=action.timings.server_ns,
+            round_trip_ns=max(self._clock.now_ns() - self._sent_ns[action.seq], 0),
+            continues=report_of(action, 0).continues > 0,
         )
+        self._newest = pb.Arrived(seq=action.seq, age_ns=answer.round_trip_ns)
+        self._heard(self._recorded[action.seq], answer)
 
 
 def contract_message(session: StoredSession, speed: float) -> pb.Open:

@@ -158,7 +158,10 @@ def test_wrong_input_is_named(plugin, recording: Path, checkpoint: Path, tmp_pat
     cases: list[tuple[type[EdgeflowError], str, list[object]]] = [
         (InvalidArgument, "does not exist", ["info", tmp_path / "none"]),
         (InvalidArgument, "has no recording", ["info", tmp_path / "empty"]),
-        (ConfigError, "to: name the address", ["replay", recording]),
+        (ConfigError, "to: give --to HOST:PORT", ["replay", recording]),
+        (ConfigError, "to: give --to HOST:PORT", ["replay", recording, "--exact", "--to", "h:1"]),
+        (ConfigError, "model: is for --exact", ["replay", recording, "--to", "h:1", "--model", "demo"]),
+        (FailedPrecondition, "passes", ["replay", recording, "--exact"]),
         (ConfigError, "rate: must be recorded, full or", ["replay", recording, "--to", "h:1", "--rate", "fast"]),
         (InvalidArgument, "session: 9 is not one of 1, 2, 3", ["replay", recording, "--to", "h:1", "--session", 9]),
         (ConfigError, "give --model twice, got 1", ["compare", recording, "--model", checkpoint]),
