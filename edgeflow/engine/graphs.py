@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 """Told the name of a step, and how much of it is done of how much."""
 
 
-class Recorder(Protocol):
+class GraphOwner(Protocol):
     """An executor, or several, whose passes may be recorded."""
 
     def record_all(self, progress: Callable[[int, int], None]) -> int: ...
@@ -160,7 +160,7 @@ class Graphs(Generic[Outputs]):
         return recording
 
 
-def record_passes(engine: Recorder, progress: Progress, *, required: bool, name: str = "graphs") -> str:
+def record_passes(engine: GraphOwner, progress: Progress, *, required: bool, name: str = "graphs") -> str:
     """Record every shape that sessions may need, whatever their depths, arrivals and instructions; a line for the log,
     empty where nothing is recorded.
 

@@ -29,7 +29,7 @@ class RecordingFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Create it for this user alone; OSError if that fails."""
+        """Create it with mode 0600; OSError if that fails."""
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._status = os.fstat(self._descriptor)
@@ -103,7 +103,7 @@ class RecordingFiles:
         return self._file is None and self._clock.now_ns() >= self._retry_ns
 
     def begin(self, counter: int) -> bool:
-        """Begin a file; False if that fails, which is told once."""
+        """Begin a file; False if that fails, which is reported once."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room()
@@ -126,19 +126,46 @@ class RecordingFiles:
         facts = {"format": FORMAT, "source": settings.source, "run": self._run, "counter": str(counter)}
         self._writer.write_metadata(FACTS, {**settings.facts, **facts, "cameras": settings.cameras})
         self._began_ns = self._clock.now_ns()
-        path = str(self._file.path)
-        if not self.flush():
+        path = self._file.path
+        if not self._write():
+            path.unlink(missing_ok=True)  # nothing is in it, and there may be many tries
             return False
         kind, text = ("recovered", f"recording again, to {path}") if self._failing else ("file", f"recording to {path}")
         self._failing = False
-        self._tell(RecorderNews(kind, text, path))
+        self._tell(RecorderNews(kind, text, str(path)))
         return True
 
     def flush(self) -> bool:
-        """Write what was logged since the last time; False if that is lost. Rotates."""
+        """Write what was logged since the last time; False if that is lost. Closes a file that is due to be."""
+        before = self._flushed_bytes
+        if not self._write() or self._file is None:
+            return False
+        now_ns, idle = self._clock.now_ns(), self._file.bytes == before
+        old = now_ns - self._began_ns >= self._settings.rotate_s * 1e9
+        if self._file.bytes >= self._rotate_bytes or (old and not idle):
+            self.close()
+        elif now_ns - self._room_ns >= ROOM_NS:
+            try:
+                self._make_room()
+            except OSError as error:
+                self._give_up(error.strerror or str(error))
+        return True
+
+    def close(self) -> None:
+        """Close the file, with its index."""
+        if self._writer is None or self._file is None:
+            return
+        file, writer = self._file, self._writer
+        self._file = self._writer = None
+        writer.close()
+        file.close()
+        if file.error is not None:
+            self._give_up(file.error.strerror or str(file.error))
+
+    def _write(self) -> bool:
+        """Write what was logged; False if that fails, and the file is given up."""
         if self._writer is None or self._file is None:
             return False
-        before = self._flushed_bytes
         self._writer.flush()
         self._file.flush()
         self._flushed_bytes = self._file.bytes
@@ -146,33 +173,12 @@ class RecordingFiles:
             self._give_up(self._file.error.strerror or str(self._file.error))
             return False
         if not self._file.exists:
-            self._give_up(f"{self._file.path.name} was deleted", retry_ns=0)
+            self._give_up(f"{self._file.path.name} was deleted", wait_ns=0)
             return False
-        now_ns, idle = self._clock.now_ns(), self._file.bytes == before
-        old = now_ns - self._began_ns >= self._settings.rotate_s * 1e9
-        if self._file.bytes >= self._rotate_bytes or (old and not idle):
-            return self.close()
-        if now_ns - self._room_ns >= ROOM_NS:
-            try:
-                self._make_room()
-            except OSError as error:
-                self._give_up(error.strerror or str(error))
         return True
 
-    def close(self) -> bool:
-        """Close the file, with its index; False if that cannot be written."""
-        if self._writer is None or self._file is None:
-            return False
-        file, writer = self._file, self._writer
-        self._file = self._writer = None
-        writer.close()
-        file.close()
-        if file.error is not None:
-            self._give_up(file.error.strerror or str(file.error))
-        return file.error is None
-
-    def _give_up(self, reason: str, retry_ns: int = RETRY_NS) -> None:
-        self._retry_ns = self._clock.now_ns() + retry_ns
+    def _give_up(self, reason: str, wait_ns: int = RETRY_NS) -> None:
+        self._retry_ns = self._clock.now_ns() + wait_ns
         if not self._failing:
             self._failing = True
             directory = str(self._directory)

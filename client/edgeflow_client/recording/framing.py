@@ -46,7 +46,7 @@ class Damage:
 
 
 class _Unreadable(ValueError):
-    """What is damaged, in words."""
+    """A damage, in words."""
 
 
 def read_records(path: Path, damage: list[Damage]) -> Iterator[tuple[int, ReadRecord]]:
@@ -118,7 +118,7 @@ def _body(stream: BinaryIO, opcode: int, length: int) -> bytes:
 
 
 def _contents(opcode: int, body: bytes) -> Iterator[ReadRecord]:
-    """What a record of the data section holds."""
+    """The contents of a record of the data section."""
     if opcode == Opcode.CHUNK:
         yield from _chunk(body)
         return

@@ -1,4 +1,4 @@
-"""The records that each file repeats at its beginning, so that it can be read alone.
+"""The records that each file repeats at its beginning, so that each can be read by itself.
 
 One rule holds for every topic: a record of kind `engine` clears its topic and is kept, `opened` is kept under its
 session, `closed` forgets it. They lie in memory that outlives the recorder process, written before records are released
@@ -25,7 +25,7 @@ class KeptRecord(msgspec.Struct, frozen=True, array_like=True):
     head: bytes
 
 
-class _State(msgspec.Struct, array_like=True):
+class _KeptState(msgspec.Struct, array_like=True):
     version: int = 0
     files: int = 0
     topics: dict[str, dict[str, KeptRecord]] = {}
@@ -88,9 +88,9 @@ class KeptRecords:
         self._changed = False
 
 
-def _read(descriptor: int) -> _State:
-    """What a descriptor holds; nothing if it is not whole."""
+def _read(descriptor: int) -> _KeptState:
+    """The state in a descriptor; an empty one if it is not whole."""
     data = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     if len(data) <= _CHECK_BYTES or zlib.crc32(data[_CHECK_BYTES:]) != int.from_bytes(data[:_CHECK_BYTES], "big"):
-        return _State()
-    return msgspec.msgpack.decode(data[_CHECK_BYTES:], type=_State)
+        return _KeptState()
+    return msgspec.msgpack.decode(data[_CHECK_BYTES:], type=_KeptState)

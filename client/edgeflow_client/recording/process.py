@@ -24,7 +24,7 @@ from edgeflow_client.recording.files import RecordingFiles
 from edgeflow_client.recording.foxglove_messages import SessionMessages
 from edgeflow_client.recording.kept import KeptRecords
 from edgeflow_client.recording.recorder import RecorderJob, RecorderNews
-from edgeflow_client.recording.records import DECODER, TOPIC
+from edgeflow_client.recording.records import DECODER, NUMBER, TOPIC
 from edgeflow_client.recording.ring import RecordRing
 
 LOOK_S = 0.02
@@ -101,8 +101,10 @@ class RecorderProcess:
             self._server.stop()
 
     def _begin(self, files: RecordingFiles) -> None:
-        if files.begin(self._kept.files):
-            self._kept.files += 1
+        counter = self._kept.files
+        self._kept.files = counter + 1
+        self._kept.save()  # a successor takes the next one, however soon
+        if files.begin(counter):
             for topic, kept in self._kept:
                 self._log_own(topic, kept.number, msgspec.msgpack.decode(kept.head))
 
@@ -121,7 +123,7 @@ class RecorderProcess:
             self._messages.log(DECODER.decode(head), payload)
 
     def _log_own(self, topic: str, number: int, record: dict[str, Any]) -> None:
-        self._channels[topic].log(msgspec.json.encode({"number": number, **record}), log_time=record["time_ns"])
+        self._channels[topic].log(msgspec.json.encode({NUMBER: number, **record}), log_time=record["time_ns"])
 
     def _count_lost(self, count: int) -> None:
         self._lost += count
@@ -145,7 +147,7 @@ class RecorderProcess:
 def _channel(topic: str, schema: bytes, context: foxglove.Context) -> foxglove.Channel:
     """The channel of a topic. Viewers want a schema of an object, and read what else it says."""
     name = "edgeflow." + ("SessionRecord" if topic == TOPIC else "PassRecord")
-    fields = {"number": {"type": "integer"}, "time_ns": {"type": "integer"}, "kind": {"type": "string"}}
+    fields = {NUMBER: {"type": "integer"}, "time_ns": {"type": "integer"}, "kind": {"type": "string"}}
     data = msgspec.json.encode({"type": "object", "properties": fields, **msgspec.json.decode(schema)})
     described = foxglove.Schema(name=name, encoding="jsonschema", data=data)
     return foxglove.Channel(topic, schema=described, message_encoding="json", context=context)

@@ -16,7 +16,7 @@ from mcap.records import Channel, Message, Metadata
 
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.recording.framing import Damage, read_records
-from edgeflow_client.recording.records import FACTS, FORMAT, TOPIC, AnySessionRecord, image_topics
+from edgeflow_client.recording.records import FACTS, FORMAT, NUMBER, TOPIC, AnySessionRecord, image_topics
 from edgeflow_client.recording.runs import runs
 
 MOST_WAITING = 256 << 20  # bytes of images whose frame has not come
@@ -31,7 +31,7 @@ class StoredRecord:
     time_ns: int
     """Nanoseconds since 1970."""
     data: bytes
-    """JSON, with the fields of the record and its number."""
+    """JSON: the fields of the record, and its number as NUMBER."""
     images: tuple[bytes, ...] = ()
     """All images of a frame in the order of its cameras; none if they were not recorded."""
 
@@ -52,9 +52,7 @@ class Recording:
                 raise InvalidArgument(f"{path.name} is of another run than the files before it", field="recording")
         if not self.facts:
             named = ", ".join(path.name for path in self.paths[:3]) or "nothing"
-            raise InvalidArgument(
-                f"{named} is not a recording by edgeflow, or ends before its facts", field="recording"
-            )
+            raise InvalidArgument(f"{named} has no facts of a recording by edgeflow", field="recording")
         if self.facts.get("format") != FORMAT:
             raise InvalidArgument(
                 f"it has format {self.facts.get('format')!r}, and this version reads {FORMAT!r}", field="recording"
@@ -101,26 +99,32 @@ class Recording:
                 yield record, stored.images
 
 
-class _Head(msgspec.Struct):
-    """What is read of every record."""
+class _Numbered(msgspec.Struct):
+    """The fields that every record has."""
 
-    number: int
     time_ns: int
+    number: int = msgspec.field(name=NUMBER)
+
+
+class _Head(_Numbered):
+    """The fields that are read of every record of sessions."""
+
     kind: str = ""
     session: int = -1
     image_bytes: tuple[int, ...] = ()
 
 
-class _Camera(msgspec.Struct):
+class _NamedCamera(msgspec.Struct):
     name: str
 
 
-class _Cameras(msgspec.Struct):
-    cameras: tuple[_Camera, ...]
+class _CameraNames(msgspec.Struct):
+    cameras: tuple[_NamedCamera, ...]
 
 
+_NUMBERED = msgspec.json.Decoder(_Numbered)
 _HEADS = msgspec.json.Decoder(_Head)
-_CAMERAS = msgspec.json.Decoder(_Cameras)
+_CAMERAS = msgspec.json.Decoder(_CameraNames)
 _RECORDS: msgspec.json.Decoder[AnySessionRecord] = msgspec.json.Decoder(AnySessionRecord)
 
 
@@ -154,11 +158,14 @@ def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[Stor
 
 
 def _stored(data: bytes, images: _Images | None) -> StoredRecord:
+    if images is None:
+        record = _NUMBERED.decode(data)
+        return StoredRecord(number=record.number, time_ns=record.time_ns, data=data)
     head = _HEADS.decode(data)
     found: tuple[bytes, ...] = ()
-    if images is not None and head.kind == "opened":
+    if head.kind == "opened":
         images.open(head.session, [camera.name for camera in _CAMERAS.decode(data).cameras])
-    elif images is not None and head.kind == "frame":
+    elif head.kind == "frame":
         found = images.take(head)
     return StoredRecord(number=head.number, time_ns=head.time_ns, data=data, images=found)
 

@@ -1,4 +1,4 @@
-"""Recording from the side of its producers: rings in memory, and a process of its own that writes what they hold.
+"""Recording from the side of its producers: rings in memory, and a separate process that writes their records.
 
 Producers put records into a ring and never wait. The recorder process (`process.py`) takes them out, and is replaced
 if it ends. It goes on for as long as it takes to write what is left when its parent dies.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import msgspec
 
@@ -34,14 +34,14 @@ PROCESS = "edgeflow_client.recording.process"
 
 
 class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What is recorded, and where."""
+    """Settings of a recording."""
 
     directory: str = ""
     """Directory of the files; "" = none, only live."""
     live_port: int | None = None
     """Port of Foxglove's websocket on the loopback interface; 0 = any free one, None = no socket."""
     cameras: str = "all"
-    """What is recorded of images: "none", "thumbnails" or "all"."""
+    """Recorded images: "none", "thumbnails" or "all"."""
     source: str = "service"
     """Who records: "service" or "robot"."""
     facts: dict[str, str] = {}
@@ -59,7 +59,7 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecorderJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recorder process is told."""
+    """The work of the recorder process."""
 
     settings: RecorderSettings
     parent: int
@@ -116,6 +116,7 @@ class Recorder:
         self._thread = threading.Thread(target=self._watch, name="recorder", daemon=True)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        self._stop_until = 0.0
         self._lost_by_process = self._told_lost = 0
         self._told_lost_at = -TELL_LOST_S
 
@@ -140,13 +141,13 @@ class Recorder:
             process = self._process
             if process is not None:
                 _say_stop(process)
+            self._stop_until = time.monotonic() + timeout_s
         if self._thread.is_alive():
             self._thread.join(timeout_s)
-        while self._thread.is_alive():
-            if self._process is not None:
-                self._process.kill()
-            self._thread.join(LOOK_S)
-        if not stopped:
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()
+            self._thread.join(LOOK_S)  # and no longer: a dead disk may hold the process for ever
+        if not stopped and not self._thread.is_alive():
             for descriptor in self._memory:
                 os.close(descriptor)
             for ring in self._rings.values():
@@ -162,8 +163,10 @@ class Recorder:
             ended = self._run_process()
             if not ended or last:
                 return
-            if self._stopping.is_set():
+            if self._stopping.is_set() and time.monotonic() < self._stop_until:
                 continue  # once more, for what it left in the rings
+            if self._stopping.is_set():
+                return
             if time.monotonic() - began > LONGEST_WAIT_S:
                 wait_s = FIRST_WAIT_S
             self._tell(RecorderNews("restarted", f"the recorder process {ended}; it starts again in {wait_s:g} s"))
@@ -179,18 +182,21 @@ class Recorder:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[*self._memory, *(ring.descriptor for ring in self._rings.values())],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                    "PYTHONSAFEPATH": "1",
+                },
                 start_new_session=True,  # signals of the terminal are for its parent
             )
         except OSError as error:
             return f"cannot start: {error.strerror}"
-        assert process.stdin is not None and process.stdout is not None
-        with process.stdin, process.stdout:
+        with process:
             with self._lock:
                 self._process = process
                 if self._stopping.is_set():
                     _say_stop(process)
-            self._listen(process.stdout)
+            self._listen(cast("IO[bytes]", process.stdout))
             code = process.wait()
         if code == 0:
             return ""
@@ -199,9 +205,10 @@ class Recorder:
     def _listen(self, stream: IO[bytes]) -> None:
         """Pass on news until the process ends."""
         lost_before, rest = self._lost_by_process, b""
+        look = select.poll()  # a service has more descriptors than `select` takes
+        look.register(stream)
         while True:
-            ready, _, _ = select.select([stream], [], [], LOOK_S)
-            if ready:
+            if look.poll(1000 * LOOK_S):
                 data = os.read(stream.fileno(), 1 << 16)
                 if not data:
                     break
@@ -215,12 +222,13 @@ class Recorder:
                         self._lost_by_process = lost_before + news.lost
                     else:
                         self._tell(news)
-            self._look_at_lost()
-        self._look_at_lost()
+            self._look_at_lost(TELL_LOST_S)
+        self._look_at_lost(0.0)
 
-    def _look_at_lost(self) -> None:
+    def _look_at_lost(self, pause_s: float) -> None:
+        """Tell what was lost, if the last time is so long ago."""
         lost, now = self.lost, time.monotonic()
-        if lost > self._told_lost and now - self._told_lost_at >= TELL_LOST_S:
+        if lost > self._told_lost and now - self._told_lost_at >= pause_s:
             self._tell(RecorderNews("lost", f"{lost - self._told_lost} records were lost, {lost} in all", lost=lost))
             self._told_lost, self._told_lost_at = lost, now
 
@@ -228,8 +236,7 @@ class Recorder:
 def _say_stop(process: subprocess.Popen[bytes]) -> None:
     """Ask for the end. Closing its input would say nothing while a fork of this process holds the same pipe."""
     with contextlib.suppress(OSError, ValueError):
-        assert process.stdin is not None
-        process.stdin.write(b"stop")
+        cast("IO[bytes]", process.stdin).write(b"stop")
 
 
 def _check(settings: RecorderSettings) -> None:

@@ -19,6 +19,7 @@ from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition
 
 TOPIC = "/edgeflow/sessions"
 FORMAT = "1"  # of recordings; a later one cannot be read
+NUMBER = "record_number"  # field that the recorder adds to each record: the number of its ring
 FACTS = "edgeflow"  # name of the metadata that says so
 MOST_VALUES = 32_768
 MOST_TOPIC_CHARACTERS = 64  # of a camera's name
