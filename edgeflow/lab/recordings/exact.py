@@ -1,0 +1,213 @@
+"""Runs the passes of a recording again, and compares every outcome and every answer with the recorded one.
+
+The control loop and the engine are those that serve, the decisions are the recorded ones. So the replay does what the
+worker did, pass by pass; on the same machine the answers are equal bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from edgeflow.config.service import ServiceConfig
+from edgeflow.engine.control.warmup import warm_up
+from edgeflow.engine.graphs import record_passes
+from edgeflow.lab.progress import Report
+from edgeflow.lab.recordings.exact_report import ExactReport, machine_differences
+from edgeflow.lab.recordings.pass_replay import PassReplay
+from edgeflow.lab.recordings.pixels import RecordedPixels
+from edgeflow.pass_records import PASS_TOPIC, AnyPassRecord, EngineFacts, EngineRecord
+from edgeflow.version import __version__
+from edgeflow.worker.build import BuiltEngine, build_engine
+from edgeflow.worker.facts import engine_facts
+from edgeflow_client.errors import CheckpointError, ConfigError, FailedPrecondition
+from edgeflow_client.recording.records import AnySessionRecord
+
+SHOWN_EVERY = 100  # records
+
+
+class NumberedRecord(Protocol):
+    """A record as it lies in a recording."""
+
+    @property
+    def number(self) -> int:
+        """Its number on its topic; lost records are counted."""
+        ...
+
+    @property
+    def data(self) -> bytes:
+        """JSON."""
+        ...
+
+
+class PassSource(Protocol):
+    """A recording (edgeflow_client.recording.reader.Recording)."""
+
+    @property
+    def facts(self) -> dict[str, str]: ...
+
+    def records(self, topic: str) -> Iterator[NumberedRecord]:
+        """The records of a topic by number, each once."""
+        ...
+
+    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
+        """The records of sessions, each frame with its images."""
+        ...
+
+
+class _StatedVersion(msgspec.Struct):
+    """The part of an engine's facts that every version has."""
+
+    version: str
+
+
+class _EngineOfAnyVersion(msgspec.Struct):
+    facts: _StatedVersion
+
+
+def replay_exactly(recording: PassSource, model: str | None = None, progress: Report | None = None) -> ExactReport:
+    """Replay the passes of a recording on this machine.
+
+    model: where the checkpoint lies, if not where it was. progress: receives the number of records done.
+
+    FailedPrecondition for a recording without passes or pixels, of another version of edgeflow, or of another model.
+    StartErrors as for a service where the model cannot be loaded.
+    """
+    report = ExactReport()
+    first = _first_engine(recording)
+    config = engine_config(first, model)
+    if progress is not None:
+        progress("loading", 0, 1)
+    with torch.no_grad():
+        built = ready_engine(config)
+        replay_on(built, config, recording, report, progress)
+    return report
+
+
+def replay_on(
+    built: BuiltEngine,
+    config: ServiceConfig,
+    recording: PassSource,
+    report: ExactReport,
+    progress: Report | None = None,
+) -> None:
+    """Replay the passes of a recording on an engine that is ready, into a report."""
+    here = engine_facts(config, built)
+    pixels = RecordedPixels(recording.sessions())
+    replay = PassReplay(built.engine, config, pixels, report)
+    last: int | None = None
+    for done, (number, record) in enumerate(_typed(recording)):
+        lost = (0 if last is None else number - last - 1) + (record is None)
+        report.lost += lost
+        if isinstance(record, EngineRecord):  # it knows nothing of what was lost before
+            check_facts(record.facts, here)
+            report.machine = report.machine or machine_differences(record.facts, here)
+            report.exact = not report.machine
+        elif last is None:
+            continue
+        elif lost:
+            replay.lose()
+        last = number
+        if record is not None and not replay.step(record):
+            return
+        if progress is not None and done % SHOWN_EVERY == 0:
+            progress("replaying", done, 0)
+
+
+def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig:
+    """The configuration of an engine like the recorded one on this machine.
+
+    A device that is not here becomes the one that is.
+    """
+    try:
+        fields = msgspec.json.decode(facts.config)
+        fields |= {"max_sessions": facts.sessions, "model": model or fields["model"]}
+        if not torch.cuda.is_available():
+            fields |= {"device": "cpu", "graphs": "auto"}
+        return ServiceConfig.model_validate_json(msgspec.json.encode(fields))
+    except (msgspec.DecodeError, KeyError, ValueError, TypeError) as error:
+        raise FailedPrecondition("its configuration cannot be read: the file is damaged", field="recording") from error
+
+
+def ready_engine(config: ServiceConfig) -> BuiltEngine:
+    """An engine as a worker has it when it serves; typed StartErrors if that is impossible."""
+    path = Path(config.model)
+    if path.is_absolute() and not path.exists():
+        raise CheckpointError(f"model: {path} is not here: give its place with --model")
+    if config.operators and not Path(config.operators).is_file():
+        raise ConfigError(f"operators: {config.operators} is not here: copy the overlay of the recording to this place")
+    built = build_engine(config)
+    record_passes(built.engine, _unreported, required=False)
+    if built.engine.graphs is not None:
+        warm_up(built.engine, built.limits.shift, _unreported, rounds=built.rounds)
+        built.engine.graphs.seal()
+    return built
+
+
+def check_facts(recorded: EngineFacts, here: EngineFacts) -> None:
+    """FailedPrecondition where an engine has another version of edgeflow or another model than a recording."""
+    _check_version(recorded.version)
+    if recorded.fingerprint != here.fingerprint:
+        raise FailedPrecondition(
+            f"has the model {recorded.model} with fingerprint {recorded.fingerprint}; "
+            f"{here.model} here has {here.fingerprint}: give the recorded one with --model, "
+            "or compare two models with `edgeflow recording compare`",
+            field="recording",
+        )
+
+
+def _check_version(recorded: str) -> None:
+    if recorded != __version__:
+        raise FailedPrecondition(
+            f"is of edgeflow {recorded}, and this is {__version__}: install that version, "
+            "or replay without --exact, which compares by tolerance",
+            field="recording",
+        )
+
+
+def _first_engine(recording: PassSource) -> EngineFacts:
+    """The facts of the first worker."""
+    if recording.facts.get("cameras", "all") != "all":
+        raise FailedPrecondition(
+            f"has its cameras as {recording.facts['cameras']}: an exact replay needs --record-cameras all",
+            field="recording",
+        )
+    for stored in recording.records(PASS_TOPIC):
+        try:
+            record = msgspec.json.decode(stored.data, type=AnyPassRecord)
+        except msgspec.DecodeError:
+            _check_other_version(stored.data)
+            continue
+        if isinstance(record, EngineRecord):
+            return record.facts
+    raise FailedPrecondition(
+        "has no passes: only a service records them. Replay it without --exact, which compares by tolerance",
+        field="recording",
+    )
+
+
+def _check_other_version(data: bytes) -> None:
+    """FailedPrecondition where an unreadable record is that of another version's engine."""
+    try:
+        stated = msgspec.json.decode(data, type=_EngineOfAnyVersion)
+    except msgspec.DecodeError:
+        return
+    _check_version(stated.facts.version)
+
+
+def _typed(recording: PassSource) -> Iterator[tuple[int, AnyPassRecord | None]]:
+    """The records of passes with their numbers; None for one that cannot be read."""
+    decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
+    for stored in recording.records(PASS_TOPIC):
+        try:
+            yield stored.number, decoder.decode(stored.data)
+        except msgspec.DecodeError:
+            yield stored.number, None
+
+
+def _unreported(step: str, done: int, total: int) -> None:
+    """Progress that nobody waits for."""
