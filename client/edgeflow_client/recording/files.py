@@ -34,7 +34,7 @@ class RecordingFile:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._status = os.fstat(self._descriptor)
         self._buffer = bytearray()
-        self.bytes = 0
+        self.bytes = self.whole_bytes = 0  # taken; taken when all of them were whole records, and written
         self.error: OSError | None = None
 
     def write(self, data: bytes) -> int:
@@ -63,8 +63,11 @@ class RecordingFile:
         return self.bytes
 
     def close(self) -> None:
-        """Write what was taken and close it."""
+        """Write what was taken and close it. After an error, cut off what may be half a record."""
         self.flush()
+        if self.error is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self.whole_bytes)
         os.close(self._descriptor)
 
     @property
@@ -94,7 +97,7 @@ class RecordingFiles:
         self._file: RecordingFile | None = None
         self._writer: foxglove.MCAPWriter | None = None
         self._failing = False
-        self._began_ns = self._room_ns = self._flushed_bytes = 0
+        self._began_ns = self._room_ns = 0
         self._retry_ns = self._clock.now_ns()
 
     @property
@@ -137,7 +140,7 @@ class RecordingFiles:
 
     def flush(self) -> bool:
         """Write what was logged since the last time; False if that is lost. Closes a file that is due to be."""
-        before = self._flushed_bytes
+        before = 0 if self._file is None else self._file.whole_bytes
         if not self._write() or self._file is None:
             return False
         now_ns, idle = self._clock.now_ns(), self._file.bytes == before
@@ -168,10 +171,10 @@ class RecordingFiles:
             return False
         self._writer.flush()
         self._file.flush()
-        self._flushed_bytes = self._file.bytes
         if self._file.error is not None:
             self._give_up(self._file.error.strerror or str(self._file.error))
             return False
+        self._file.whole_bytes = self._file.bytes
         if not self._file.exists:
             self._give_up(f"{self._file.path.name} was deleted", wait_ns=0)
             return False

@@ -161,7 +161,7 @@ class Recorder:
             began = time.monotonic()
             last = self._stopping.is_set()
             ended = self._run_process()
-            if not ended or last:
+            if last or (self._stopping.is_set() and not ended):
                 return
             if self._stopping.is_set() and time.monotonic() < self._stop_until:
                 continue  # once more, for what it left in the rings
@@ -182,11 +182,7 @@ class Recorder:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=[*self._memory, *(ring.descriptor for ring in self._rings.values())],
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                    "PYTHONSAFEPATH": "1",
-                },
+                env=_environment(),
                 start_new_session=True,  # signals of the terminal are for its parent
             )
         except OSError as error:
@@ -199,7 +195,7 @@ class Recorder:
             self._listen(cast("IO[bytes]", process.stdout))
             code = process.wait()
         if code == 0:
-            return ""
+            return "" if self._stopping.is_set() else "ended"
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _listen(self, stream: IO[bytes]) -> None:
@@ -231,6 +227,12 @@ class Recorder:
         if lost > self._told_lost and now - self._told_lost_at >= pause_s:
             self._tell(RecorderNews("lost", f"{lost - self._told_lost} records were lost, {lost} in all", lost=lost))
             self._told_lost, self._told_lost_at = lost, now
+
+
+def _environment() -> dict[str, str]:
+    """The environment in which the process imports what this one does."""
+    paths = [path or str(Path.cwd()) for path in sys.path]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def _say_stop(process: subprocess.Popen[bytes]) -> None:

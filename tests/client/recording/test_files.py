@@ -13,6 +13,7 @@ from foxglove.messages import Log
 
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.recording.files import RETRY_NS, ROOM_NS, RecordingFile, RecordingFiles
+from edgeflow_client.recording.framing import Damage, read_records
 from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
 
 RUN = "0123abcd"
@@ -119,6 +120,9 @@ def test_an_error_of_the_disk_gives_the_file_up_and_another_is_tried_after_a_whi
     assert writer.write(20_000)
     assert writer.kinds == ["file", "failing", "recovered"]
     assert writer.names == ["0000", "0001"]
+    damage: list[Damage] = []
+    assert len(list(read_records(min(tmp_path.iterdir()), damage))) == 3  # facts, a channel, a message
+    assert "it has no end" in damage[0].text  # and no half of a record
 
 
 def test_a_directory_that_was_removed_is_made_again(tmp_path):
