@@ -99,7 +99,7 @@ class Recorder:
         schemas: JSON schema of each topic's records. tell: called from the recorder's thread. ConfigError for settings
         that cannot be, DependencyError without the extra `record`, OSError without memory.
         """
-        _check(settings)
+        check_recorder(settings)
         self._tell = tell
         self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
         self._memory = [memory_file() for _ in range(3)]  # the job, and two for kept records
@@ -254,7 +254,7 @@ def _say_stop(process: subprocess.Popen[bytes]) -> None:
         cast("IO[bytes]", process.stdin).write(b"stop")
 
 
-def _check(settings: RecorderSettings) -> None:
+def check_recorder(settings: RecorderSettings) -> None:
     """ConfigError for settings that cannot be, DependencyError without the extra `record`."""
     if importlib.util.find_spec("foxglove") is None:
         raise DependencyError("recording needs foxglove-sdk: install edgeflow-client with its extra `record`")
