@@ -33,7 +33,7 @@ class Advice:
 
     def __init__(self) -> None:
         self._wrong = 0
-        self._right = self._told_pose = self._told_flood = False
+        self._right = self._told_pose = self._told_flood = self._told_undecided = False
 
     def read(self) -> None:
         """The right property for this policy was read."""
@@ -52,6 +52,15 @@ class Advice:
             _log.warning(
                 "directive.tool is None: this policy moves the tool from the pose of its frame, and the frame was "
                 "pushed without one; write client.push(images, pose=...)"
+            )
+
+    def undecided(self) -> None:
+        """Targets have no look-ahead, because it is unknown if actions stand for one control step."""
+        if not self._told_undecided:
+            self._told_undecided = True
+            _log.warning(
+                "the policy does not state its control rate, so targets are not extended by the age of their action: "
+                "pass aging=Aging(control_rate_hz=...) if each action stands for one control step, else aging=OFF"
             )
 
     def flooded(self) -> None:

@@ -148,10 +148,12 @@ class Flight:
                 self._left[disposition] += 1
                 self.overtaken += overtaken
 
-    def leave_all(self) -> None:
-        """Drop all frames in flight: their stream is lost."""
-        self._left[Disposition.DROPPED] += len(self._taken)
+    def leave_all(self) -> list[int]:
+        """Drop all frames in flight, whose stream is lost; returns their numbers."""
+        lost = list(self._taken)
+        self._left[Disposition.DROPPED] += len(lost)
         self._taken.clear()
+        return lost
 
     def acted_on(self, age_ns: int) -> None:
         """Count an accepted action and its age."""

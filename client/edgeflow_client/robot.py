@@ -16,8 +16,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from edgeflow_client.actions import Directive
 from edgeflow_client.aging import DEFAULT, Aging
@@ -27,7 +28,7 @@ from edgeflow_client.connection.credentials import Credentials, check_address, i
 from edgeflow_client.connection.link import Link
 from edgeflow_client.connection.outgoing import OutgoingMessages
 from edgeflow_client.connection.wire import Opened, SessionSettings, check_text, open_message
-from edgeflow_client.errors import EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
+from edgeflow_client.errors import DependencyError, EdgeflowError, FailedPrecondition, InvalidArgument, Unavailable
 from edgeflow_client.flight import Statistics
 from edgeflow_client.observation import Images, State, encode_images, encode_state
 from edgeflow_client.pictures import on_the_wire, resolved, to_send
@@ -36,6 +37,9 @@ from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
 from edgeflow_client.types import CameraSpec, Execution, Mode, StateSpec
 from edgeflow_client.watchdog import RESUME_WITHIN_NS, WatchdogThread
+
+if TYPE_CHECKING:
+    from edgeflow_client.connection.recording import RobotRecording  # needs an extra
 
 FOREVER_S = 1e9
 Entry = TypeVar("Entry")
@@ -74,6 +78,9 @@ class RobotClient:
       while its answers come early enough for the policy, and rests between them while they do not.
     - max_distance_m: the largest distance of a pose passed to `push` from the origin, and the largest motion of the
       tool by one action. It detects millimetres passed as metres.
+    - record: a directory. A separate process records there what is pushed, answered and executed
+      (docs/operate/recording.md#on-the-robot). Needs edgeflow-client's extra `record`. ConfigError for a directory that
+      cannot be written.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class RobotClient:
         blending: Blending = LATEST,
         execution: Execution = Execution.AUTO,
         max_distance_m: float = MAX_DISTANCE_M,
+        record: str | Path | None = None,
     ) -> None:
         check_address(address)
         self._aging = aging or DEFAULT
@@ -127,6 +135,7 @@ class RobotClient:
         self._open_timeout_s = open_timeout_s
         self._clock: Clock = clock or MonotonicClock()
         patience_ns = round(min(resume_within_s, FOREVER_S) * 1e9)
+        self._recording = None if record is None else _recording(record, address)
         self._session = ClientSession(
             self._settings,
             instruction,
@@ -135,6 +144,7 @@ class RobotClient:
             aging=self._aging,
             blending=blending,
             max_distance_m=max_distance_m,
+            recording=self._recording,
         )
         self._changed = threading.Condition()
         self._published = self._session.directive()
@@ -145,6 +155,8 @@ class RobotClient:
     def __enter__(self) -> RobotClient:
         """Open the session. Raises the service's typed error, or Unavailable after open_timeout_s."""
         session = self._session
+        if self._recording is not None:
+            self._recording.start()
         self._link.start()
         self._ticker.start()
         with self._changed:
@@ -166,7 +178,7 @@ class RobotClient:
         self.close()
 
     def close(self) -> None:
-        """Close the session; from then on the directive is HOLD."""
+        """Close the session; from then on the directive is HOLD. A recording is written first, for at most 5 s."""
         with self._changed:
             if self._session.closed:
                 return
@@ -177,6 +189,8 @@ class RobotClient:
         self._ticker.stop()
         if self._caller.is_alive() and self._caller is not threading.current_thread():
             self._caller.join()
+        if self._recording is not None:
+            self._recording.stop(self._session.error if self._session.is_rejected else None)
 
     @property
     def opened(self) -> Opened:
@@ -226,19 +240,19 @@ class RobotClient:
     def latest(self) -> Directive:
         """The current directive. Read it every control period; it is never an action past its validity."""
         with self._changed:
-            return self._publish()
+            return self._read()
 
     def directives(self) -> Iterator[Directive]:
         """Iterate over new directives until the client is closed. A slow reader gets only the newest."""
         seen: Directive | None = None
         while True:
             with self._changed:
-                while (now := self._publish()) is seen:
+                while self._publish() is seen:
                     if self._session.closed:
                         return
                     self._changed.wait()
-            seen = now
-            yield now
+                seen = self._read()
+            yield seen
 
     def statistics(self) -> Statistics:
         """Counts and ages of the session so far."""
@@ -273,6 +287,13 @@ class RobotClient:
         with self._changed:
             return self._session.opening()
 
+    def _read(self) -> Directive:
+        """The directive that the robot executes from now on; call with the lock held."""
+        now = self._publish()
+        if self._recording is not None:
+            self._recording.read(now, self._clock.now_ns())
+        return now
+
     def _publish(self) -> Directive:
         """Notify waiting threads if the directive changed; call with the lock held."""
         now = self._session.directive()
@@ -293,6 +314,16 @@ class RobotClient:
                     self._on_action(directive)
             except Exception:
                 _log.exception("on_action raised")
+
+
+def _recording(directory: str | Path, address: str) -> RobotRecording:
+    if not isinstance(directory, str | Path) or directory == "":
+        raise InvalidArgument(f"must be the path of a directory, got {directory!r:.80}", field="record")
+    try:
+        from edgeflow_client.connection.recording import RobotRecording
+    except ImportError:
+        raise DependencyError("record: install edgeflow-client with its extra `record`") from None
+    return RobotRecording(Path(directory), address)
 
 
 def _listed(given: Iterable[Entry], field: str) -> tuple[Entry, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from edgeflow_client.actions import Action, Advice, Directive, resolve
 from edgeflow_client.aging import DEFAULT, Aging
@@ -41,6 +43,9 @@ from edgeflow_client.timeline import Timeline, arrival_start_ns
 from edgeflow_client.types import ActionSchema, Command, Disposition
 from edgeflow_client.watchdog import Watchdog
 
+if TYPE_CHECKING:
+    from edgeflow_client.connection.recording import RobotRecording  # needs an extra
+
 MAX_VALID_MS = 500  # an action is never executed longer, even if the service permits it ...
 MAX_FORECAST_MS = 10_000  # ... unless the service says how it is executed, and when the next one comes
 _log = logging.getLogger("edgeflow_client")
@@ -61,6 +66,7 @@ class ClientSession:
         aging: Aging = DEFAULT,
         blending: Blending = LATEST,
         max_distance_m: float = MAX_DISTANCE_M,
+        recording: RobotRecording | None = None,
     ) -> None:
         self.flight = Flight()
         self.opened: Opened | None = None
@@ -75,12 +81,12 @@ class ClientSession:
         self._blender = Blender(blending)
         self._goals = GoalTrack()
         self._watchdog = Watchdog(clock, resume_within_ns)
+        self._recording = recording
         self._outgoing: OutgoingMessages | None = None
         self._first_seq = 0  # wire numbers start at 1 with every stream: seq = wire number + first_seq
         self._published = self._watchdog.directive()
         self._arrived: pb.Arrived | None = None  # the newest chunk of the stream
         self._reserved: tuple[Action, TimedChunk] | None = None
-        self._warned = False
         self._versions = VersionWarnings()
 
     # Calls of the robot.
@@ -108,23 +114,29 @@ class ClientSession:
             self._watchdog.restart(self.flight.last_seq, Reason.NEW_INSTRUCTION, rearm=False)
             self._forget_answers()
         seq = self.flight.offer(stamp_ns, pose)
-        if self._outgoing is None:
+        if self._outgoing is None and self._recording is None:
             self.flight.leave(seq, Disposition.DROPPED)
             return seq
         frame = pb.Frame(
             seq=seq - self._first_seq,
             stamp_ns=stamp_ns,
-            images=[pb.Image(data=image if isinstance(image, bytes) else b"") for image in images],
             proprio=proprio,
             instruction=self._instruction,
             playing=playing,
             arrived=self._arrived,
             resting=self._watchdog.plays.rests_at(stamp_ns),
         )
+        if self._recording is not None:
+            self._recording.pushed(frame, self._first_seq, self._watchdog.epoch, pose)
+        if self._outgoing is None:
+            self._leave(seq, Disposition.DROPPED, Reason.DISCONNECTED)
+            return seq
+        frame.images.extend([pb.Image(data=image if isinstance(image, bytes) else b"") for image in images])
         sizes = self.opened.sizes if self.opened is not None else {}
-        replaced = self._outgoing.offer(frame, [shrunk(image, sizes) for image in images] if sizes else images)
+        on_sent = None if self._recording is None else partial(self._recording.sent, seq)
+        replaced = self._outgoing.offer(frame, [shrunk(image, sizes) for image in images] if sizes else images, on_sent)
         if replaced:
-            self.flight.leave(replaced + self._first_seq, Disposition.SUPERSEDED)
+            self._leave(replaced + self._first_seq, Disposition.SUPERSEDED, Reason.SUPERSEDED)
         return seq
 
     def reset(self, instruction: str) -> None:
@@ -138,7 +150,7 @@ class ClientSession:
         if self._outgoing is not None:
             withdrawn = self._outgoing.reset(self._instruction)
             if withdrawn:
-                self.flight.leave(withdrawn + self._first_seq, Disposition.DROPPED)
+                self._leave(withdrawn + self._first_seq, Disposition.DROPPED, Reason.RESET)
 
     def statistics(self) -> Statistics:
         """Counts and times so far."""
@@ -166,6 +178,8 @@ class ClientSession:
         elif self._published.command is Command.ACT:
             self.flight.holds += 1
         self.flight.held.change(now_ns, holds=now.action is None)
+        if self._recording is not None and now.action is None:
+            self._recording.held(now, self._watchdog.epoch)
         self._published = now
 
     # Events of the stream.
@@ -177,19 +191,23 @@ class ClientSession:
         self._versions.answer(message, "opened")
         if message.ignored:
             self._versions.notice(f"it does not know {', '.join(message.ignored)}")
-        self._warn_undecided(opened.schema)
+        if self._aging.undecided(opened.schema):
+            self._advice.undecided()
         _warn_short(opened)
         check_sizes(self._settings, opened)
         self.opened, self.error, self._outgoing = opened, None, outgoing
         self.flight.leave_all()
         self.flight.opens += 1
-        self._first_seq = self.flight.last_seq
+        self._first_seq, self._arrived = self.flight.last_seq, None
         self._forget_answers()
-        self._arrived = None
         self._watchdog.opened(self.opened.epoch)
+        if self._recording is not None:
+            self._recording.opened(self._settings, self._instruction, opened)
 
     def stream_message(self, message: pb.ServerMessage) -> bool:
         """Take a message; True if it was an action that may be executed."""
+        if self._recording is not None:
+            self._recording.heard(message, self._first_seq, self._clock.now_ns())
         match message.WhichOneof("kind"):
             case "action":
                 return self._take_action(message.action)
@@ -212,20 +230,19 @@ class ClientSession:
             self._advice.flooded()
         if not self.closed:
             self._watchdog.halt(Command.HOLD, Reason.REFUSED if final else Reason.DISCONNECTED)
-        self.flight.leave_all()
+        lost = self.flight.leave_all()
+        if self._recording is not None:
+            self._recording.stream_ended(error, lost)
+
+    def _leave(self, seq: int, disposition: Disposition, reason: str) -> None:
+        """A frame leaves here, without the service."""
+        self.flight.leave(seq, disposition)
+        if self._recording is not None:
+            self._recording.left([seq], disposition, reason)
 
     def _forget_answers(self) -> None:
         self._blender.restart()
         self._goals.restart()
-
-    def _warn_undecided(self, schema: ActionSchema) -> None:
-        """Warn once that targets have no look-ahead, because it is unknown if actions stand for one control step."""
-        if not self._warned and self._aging.undecided(schema):
-            self._warned = True
-            _log.warning(
-                "the policy does not state its control rate, so targets are not extended by the age of their action: "
-                "pass aging=Aging(control_rate_hz=...) if each action stands for one control step, else aging=OFF"
-            )
 
     def _check_usable(self) -> None:
         if self.is_rejected and self.error is not None:

@@ -57,6 +57,11 @@ class Watchdog:
         """A new stream opened: its epochs count from here. An interruption lasts until its first action."""
         self._epoch, self._unannounced = epoch, 0
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of frames pushed now, also if the service has not announced it yet."""
+        return self._epoch + self._unannounced
+
     def restart(self, last_seq: int, reason: str, *, rearm: bool) -> None:
         """Ignore actions for frames up to last_seq (new instruction, new episode) and wait for a newer one.
 

@@ -14,8 +14,8 @@ PACKAGE = ROOT / "edgeflow"
 CLIENT = ROOT / "client" / "edgeflow_client"
 CLIENT_NEEDS = {"grpc", "google", "numpy", "edgeflow_client"}
 """The libraries that the client installs."""
-OF_EXTRAS = {"pictures.py": {"simplejpeg", "PIL"}}
-"""Libraries of the extra `images`, imported when they are needed."""
+OF_EXTRAS = {"pictures.py": {"simplejpeg", "PIL"}, "recording.py": {"msgspec"}}
+"""Libraries of the extras `images` and `record`, imported when they are needed."""
 MOST_LINES = 400
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.pictures import Picture
@@ -98,18 +98,25 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
         self._reset: pb.Reset | None = None
         self._frame: pb.Frame | None = None
         self._images: Sequence[bytes | Picture] = ()
+        self._on_sent: Callable[[Sequence[bytes]], None] | None = None
         self._closing = False
         self._ended = False
         self._clock = clock or MonotonicClock()
         self._window = FrameWindow()
 
-    def offer(self, frame: pb.Frame, images: Sequence[bytes | Picture] = ()) -> int:
+    def offer(
+        self,
+        frame: pb.Frame,
+        images: Sequence[bytes | Picture] = (),
+        on_sent: Callable[[Sequence[bytes]], None] | None = None,
+    ) -> int:
         """Replace the waiting frame; returns the number of the replaced one, or 0.
 
-        images: of the frame, whose pictures are encoded when it is sent.
+        images: of the frame, whose pictures are encoded when it is sent. on_sent: called with the images that are sent,
+        in the thread that sends them.
         """
         with self._changed:
-            replaced, self._frame, self._images = self._frame, frame, images
+            replaced, self._frame, self._images, self._on_sent = self._frame, frame, images, on_sent
             self._changed.notify()
             return replaced.seq if replaced is not None else 0
 
@@ -149,14 +156,16 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
     def __next__(self) -> pb.ClientMessage:
         with self._changed:
             while not self._ended:
-                message, images = self._take(), self._images
+                message, images, on_sent = self._take(), self._images, self._on_sent
                 if message is not None:
                     break
                 self._changed.wait()
             else:
                 raise StopIteration
         if message.WhichOneof("kind") == "frame":
-            _encode(message.frame, images)
+            sent = _encode(message.frame, images)
+            if on_sent is not None:
+                on_sent(sent)
         return message
 
     def _confirm(self, seq: int) -> None:
@@ -180,7 +189,11 @@ class OutgoingMessages(Iterator[pb.ClientMessage]):
         return None
 
 
-def _encode(frame: pb.Frame, images: Sequence[bytes | Picture]) -> None:
+def _encode(frame: pb.Frame, images: Sequence[bytes | Picture]) -> list[bytes]:
+    """Encode the pictures of a frame; returns all of its images."""
+    sent = []
     for message, image in zip(frame.images, images, strict=False):
         if isinstance(image, Picture):
             message.data = image.encoded()
+        sent.append(message.data if isinstance(image, Picture) else image)
+    return sent

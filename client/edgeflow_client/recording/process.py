@@ -23,7 +23,7 @@ from foxglove.websocket import WebSocketServer
 from edgeflow_client.recording.files import RecordingFiles
 from edgeflow_client.recording.foxglove_messages import SessionMessages
 from edgeflow_client.recording.kept import KeptRecords
-from edgeflow_client.recording.recorder import RecorderJob, RecorderNews
+from edgeflow_client.recording.recorder import ENDED, RecorderJob, RecorderNews
 from edgeflow_client.recording.records import DECODER, NUMBER, TOPIC
 from edgeflow_client.recording.ring import RecordRing
 
@@ -110,17 +110,18 @@ class RecorderProcess:
 
     def _log(self, topic: str, number: int, head: bytes, payload: memoryview) -> None:
         try:
-            record = msgspec.msgpack.decode(head)
             self._log_messages(topic, head, payload)  # first: who reads the frame has its images already
+            record = msgspec.msgpack.decode(head)
             self._log_own(topic, number, record)
-        except (msgspec.MsgspecError, TypeError, KeyError, OverflowError):  # a record that is none
+        except Exception:  # no record may end the recording: the next process would find it again
             self._count_lost(1)
             return
         self._kept.add(topic, number, head, record)
 
     def _log_messages(self, topic: str, head: bytes, payload: memoryview) -> None:
         if topic == TOPIC:
-            self._messages.log(DECODER.decode(head), payload)
+            with contextlib.suppress(Exception):  # what cannot be shown is recorded all the same
+                self._messages.log(DECODER.decode(head), payload)
 
     def _log_own(self, topic: str, number: int, record: dict[str, Any]) -> None:
         self._channels[topic].log(msgspec.json.encode({NUMBER: number, **record}), log_time=record["time_ns"])
@@ -137,7 +138,7 @@ class RecorderProcess:
                 name="edgeflow", host=LOOPBACK, port=port, context=self._context, message_backlog_size=BACKLOG
             )
         except (OSError, RuntimeError, OverflowError) as error:
-            tell(RecorderNews("failing", f"nothing is live: port {port} of {LOOPBACK}: {error}"))
+            tell(RecorderNews("live", f"nothing is live: port {port} of {LOOPBACK}: {error}"))
             return None
         address = f"ws://{LOOPBACK}:{server.port}"
         tell(RecorderNews("live", f"live on {address}", address))
@@ -176,8 +177,8 @@ def main() -> int:
         while os.getppid() == job.parent and not select.select([0], [], [], LOOK_S)[0]:
             recorder.step()
         recorder.close()
-    except Exception as error:  # told to the parent, which starts another one
-        tell(RecorderNews("failing", f"the recorder process failed: {type(error).__name__}: {error}"))
+    except Exception as error:  # the parent starts another process
+        tell(RecorderNews(ENDED, f"failed: {type(error).__name__}: {error}"))
         return 1
     return 0
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import IO, cast
@@ -30,6 +30,7 @@ CAMERA_CHOICES = ("none", "thumbnails", "all")
 LOOK_S = 1.0  # between looks at what was lost
 TELL_LOST_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0  # before a process is replaced
+ENDED = "ended"  # kind of the news why the process ends, which becomes part of "restarted"
 PROCESS = "edgeflow_client.recording.process"
 
 
@@ -82,7 +83,7 @@ class RecorderNews:
     """ "file" (a file begins), "deleted", "failing", "recovered", "lost", "restarted" or "live"."""
     text: str
     path: str = ""
-    """The file or directory, or the address of the socket."""
+    """The file or directory, or the address of the socket; "" of a socket that could not be opened."""
     lost: int = 0
     """Records that were lost so far, where kind is "lost"."""
 
@@ -98,7 +99,7 @@ class Recorder:
         schemas: JSON schema of each topic's records. tell: called from the recorder's thread. ConfigError for settings
         that cannot be, DependencyError without the extra `record`, OSError without memory.
         """
-        _check(settings)
+        check_recorder(settings)
         self._tell = tell
         self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
         self._memory = [memory_file() for _ in range(3)]  # the job, and two for kept records
@@ -117,6 +118,8 @@ class Recorder:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._stop_until = 0.0
+        self._failing = False
+        self._error = ""
         self._lost_by_process = self._told_lost = 0
         self._told_lost_at = -TELL_LOST_S
 
@@ -194,13 +197,13 @@ class Recorder:
                     _say_stop(process)
             self._listen(cast("IO[bytes]", process.stdout))
             code = process.wait()
-        if code == 0:
-            return "" if self._stopping.is_set() else "ended"
+        if code == 0 or self._error:
+            return self._error or ("" if self._stopping.is_set() else "ended")
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _listen(self, stream: IO[bytes]) -> None:
         """Pass on news until the process ends."""
-        lost_before, rest = self._lost_by_process, b""
+        lost_before, rest, self._error = self._lost_by_process, b"", ""
         look = select.poll()  # a service has more descriptors than `select` takes
         look.register(stream)
         while True:
@@ -217,9 +220,19 @@ class Recorder:
                     if news.kind == "lost":
                         self._lost_by_process = lost_before + news.lost
                     else:
-                        self._tell(news)
+                        self._take(news)
             self._look_at_lost(TELL_LOST_S)
         self._look_at_lost(0.0)
+
+    def _take(self, news: RecorderNews) -> None:
+        if news.kind == ENDED:
+            self._error = news.text
+            return
+        if news.kind == "file" and self._failing:  # by a process after that which failed
+            news = replace(news, kind="recovered")
+        if news.kind in ("failing", "recovered"):
+            self._failing = news.kind == "failing"
+        self._tell(news)
 
     def _look_at_lost(self, pause_s: float) -> None:
         """Tell what was lost, if the last time is so long ago."""
@@ -241,7 +254,7 @@ def _say_stop(process: subprocess.Popen[bytes]) -> None:
         cast("IO[bytes]", process.stdin).write(b"stop")
 
 
-def _check(settings: RecorderSettings) -> None:
+def check_recorder(settings: RecorderSettings) -> None:
     """ConfigError for settings that cannot be, DependencyError without the extra `record`."""
     if importlib.util.find_spec("foxglove") is None:
         raise DependencyError("recording needs foxglove-sdk: install edgeflow-client with its extra `record`")

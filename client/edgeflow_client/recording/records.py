@@ -86,6 +86,8 @@ class RecordedObservation(SessionRecord, frozen=True, kw_only=True, tag="frame")
     playing: Playing | None = None
     arrived: Arrived | None = None
     resting: bool = False
+    pose: Values = ()
+    """Pose of the tool at capture: `[7]`, x, y, z in metres and a unit quaternion w, x, y, z; only robots record it."""
 
 
 class RecordedAnswer(SessionRecord, frozen=True, kw_only=True, tag="answer"):
@@ -152,8 +154,12 @@ class RecordedExecution(SessionRecord, frozen=True, kw_only=True, tag="executed"
     seq: Count
     row: Count
     values: Values
-    """[D] in the units of the schema, as executed: blended, limited and resolved."""
+    """[D] in the units of the schema, blended and limited."""
     age_ns: Count = 0
+    """Age of the frame when the robot read the row."""
+    pose: Values = ()
+    """`[7]`, the pose to which the row moves the tool: x, y, z in metres and a unit quaternion w, x, y, z; empty if the
+    row does not displace the tool, or its frame was pushed without a pose."""
 
 
 class RecordedClosing(SessionRecord, frozen=True, kw_only=True, tag="closed"):

@@ -173,10 +173,24 @@ def test_what_is_recorded_is_live_on_the_loopback_interface(record, eventually):
 def test_a_port_in_use_is_told_and_recording_goes_on(record, tmp_path, eventually):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         recorder, news = record(live_port=taken.getsockname()[1])
-        eventually(lambda: _told(news, "failing") and _told(news, "file"))
+        eventually(lambda: _told(news, "live") and _told(news, "file"))
+    assert [each.path for each in news if "Address already in use" in each.text] == [""]
     put(recorder.ring(TOPIC), opening())
     recorder.stop()
     assert len(recorded(tmp_path / "recordings")) == 1
+
+
+def test_the_recovery_is_reported_whichever_process_it_is_of(record, tmp_path, eventually):
+    recorder, news = record()
+    eventually(lambda: _told(news, "file"))
+    (tmp_path / "recordings").rename(tmp_path / "moved")
+    (tmp_path / "recordings").touch()
+    eventually(lambda: _told(news, "failing"))
+    os.kill(_pid(recorder), signal.SIGKILL)
+    (tmp_path / "recordings").unlink()
+    eventually(lambda: _told(news, "recovered"))
+    assert [each.kind for each in news] == ["file", "failing", "restarted", "recovered"]
+    assert "was ended by signal 9" in news[2].text
 
 
 def test_a_directory_that_cannot_be_written_is_an_error_at_once(tmp_path):

@@ -81,12 +81,12 @@ def recorded(directory: Path) -> list[tuple[AnySessionRecord, tuple[bytes, ...]]
 class OwnRecorder:
     """The rings of a recorder, whose process is here: its steps are taken by hand."""
 
-    def __init__(self, settings: RecorderSettings) -> None:
+    def __init__(self, settings: RecorderSettings, run: str = "0123abcd") -> None:
         self.rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in SCHEMAS}
         self._job = RecorderJob(
             settings=settings,
             parent=os.getpid(),
-            run="0123abcd",
+            run=run,
             rings={topic: ring.descriptor for topic, ring in self.rings.items()},
             schemas={topic: msgspec.Raw(schema) for topic, schema in SCHEMAS.items()},
             kept=(memory_file(), memory_file()),
