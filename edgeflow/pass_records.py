@@ -62,7 +62,7 @@ class EngineFacts(Struct, frozen=True, kw_only=True):
 
 
 class PassRecord(Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
-    """A record of passes."""
+    """A record of passes. In a recording each also has the field `number`, its own among the records of its topic."""
 
     time_ns: Count
     """Nanoseconds since 1970. Those of a writer increase."""
@@ -211,7 +211,7 @@ class FrameAnswer(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class CommitRecord(PassRecord, frozen=True, kw_only=True, tag="commit"):
     """A pass was collected."""
 
-    number: int
+    pass_number: int
     """As in `Pass.number`."""
     outcomes: tuple[PassOutcome, ...]
     """One per segment."""

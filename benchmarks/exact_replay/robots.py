@@ -323,7 +323,7 @@ class ScriptedRun:
         """Read both rings, as a recorder does."""
         for _ in range(2):  # a ring shows what had been written at the look before
             for found in self._pass_reader.look():
-                self.recording.passes.append(KeptRecord(found.number, as_json(found.head)))
+                self.recording.passes.append(KeptRecord(found.number, as_json(found.number, found.head)))
                 self._pass_reader.release(found.end)
             for found in self._session_reader.look():
                 record, place, images = DECODER.decode(found.head), 0, []
@@ -335,9 +335,11 @@ class ScriptedRun:
                 self._session_reader.release(found.end)
 
 
-def as_json(head: bytes) -> bytes:
+def as_json(number: int, head: bytes) -> bytes:
     """A record as the recorder writes it."""
-    return msgspec.json.encode(msgspec.msgpack.decode(head))
+    record = msgspec.msgpack.decode(head)
+    assert "number" not in record
+    return msgspec.json.encode({"number": number, **record})
 
 
 def changed(recording: KeptRecording, change: Callable[[int, dict[str, Any]], dict[str, Any] | None]) -> KeptRecording:

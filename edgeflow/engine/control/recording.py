@@ -218,7 +218,7 @@ class RecordedLoop(ControlLoop):
         sample = super().commit(running)
         self._recorder.write(
             CommitRecord,
-            number=self._noted.number,
+            pass_number=self._noted.number,
             outcomes=tuple(map(outcome_of, self._noted.outcomes)),
             left=self._left,
             answers=tuple(self._answered),

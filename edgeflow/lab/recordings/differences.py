@@ -98,7 +98,7 @@ class AnswerDifferences:
     def add(self, session: str, seq: int, at_s: float, index: int, *, first: Rows, second: Rows) -> None:
         """Compare two answers to a frame. index: of the frame in its session."""
         rows = min(len(first), len(second), self.rows)
-        apart = np.abs(first[:rows] - second[:rows])
+        apart = np.nan_to_num(np.abs(first[:rows] - second[:rows]), nan=np.inf)
         self.compared += 1
         self.bit_equal += bool(np.array_equal(first[:rows], second[:rows]))
         self._frames.append(apart.max(axis=0).astype(np.float32))
@@ -113,7 +113,7 @@ class AnswerDifferences:
             difference=float(apart[row, dim]),
             values=(float(first[row, dim]), float(second[row, dim])),
         )
-        if not apart.max() > self.tolerance:
+        if apart.max() <= self.tolerance:
             self.equal += 1
         elif self.first is None or index < self._first_index:
             self.first, self._first_index = parted, index

@@ -178,14 +178,12 @@ def outcome_difference(recorded: PassOutcome, replayed: PassOutcome, number: int
         return None
     frame = recorded.frame
     place: dict[str, Any] = {"session": frame.session, "epoch": frame.epoch, "seq": frame.seq, "number": number}
-    for name in ("tokens", "guesses"):
+    for name, one in (("tokens", "token"), ("guesses", "guess")):
         theirs, mine = getattr(recorded, name), getattr(replayed, name)
         row = _first(theirs, mine)
         if row is not None:
             pair = _item(theirs, row), _item(mine, row)
-            return ReplayDifference(
-                what="outcome", row=row, dimension=name.rstrip("s"), recorded=pair[0], replayed=pair[1], **place
-            )
+            return ReplayDifference(what="outcome", row=row, dimension=one, recorded=pair[0], replayed=pair[1], **place)
     name = next(each for each in PassOutcome.__struct_fields__ if getattr(recorded, each) != getattr(replayed, each))
     pair = str(getattr(recorded, name)), str(getattr(replayed, name))
     return ReplayDifference(what="outcome", dimension=name, recorded=pair[0], replayed=pair[1], **place)

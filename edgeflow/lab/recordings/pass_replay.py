@@ -87,6 +87,7 @@ class PassReplay:
         self._sessions: dict[int, _ReplayedSession] = {}
         self._running: dict[int, Running[FrameRef]] = {}
         self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
+        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._published: list[FrameAnswer] = []
         self._clock = ManualClock()
         self._planned = PlannedScheduler()
@@ -105,6 +106,7 @@ class PassReplay:
         """Records are missing here: no session is known to be as it was before its next epoch."""
         known = list(self._sessions.values())
         self._begin()
+        self._turn_known = False
         for each in known:
             session = self._open(each.opening, UNKNOWN if each.unlike == UNKNOWN else LOST)
             session.epoch, session.last, session.is_current = each.epoch, each.last, False
@@ -119,6 +121,7 @@ class PassReplay:
         self._running.clear()
         self._sessions.clear()
         self._filled.clear()
+        self._turn_known = True
         self._planned = PlannedScheduler()
         self._loop = self._fresh_loop()
 
@@ -161,8 +164,10 @@ class PassReplay:
             case OfferRecord():
                 self._offer(record)
             case LaunchRecord():
+                self._turn_known = True
                 self._launch(record)
             case CommitRecord():
+                self._turn_known = True
                 self._commit(record)
 
     # Sessions.
@@ -188,14 +193,15 @@ class PassReplay:
     def _enter(self, number: int, epoch: int, *, begins: bool = False) -> None:
         """A record of an epoch. begins: it is the first of the epoch, as far as this is a new one.
 
-        Without that, a new epoch began here if the one before is known: its first records may be lost otherwise.
+        Without that, a new epoch began here if the one before is known: its first records may be lost otherwise. So
+        may those of the turn in which records were lost, since the loop takes superseded frames before a reset.
         """
         session = self._sessions.get(number)
         if session is None:
             return
         if epoch > session.epoch:
             session.epoch = epoch
-            if (begins or session.is_current) and session.unlike != UNKNOWN:
+            if (begins or session.is_current) and self._turn_known and session.unlike != UNKNOWN:
                 session.unlike = ""
         session.is_current = True
 
@@ -204,6 +210,8 @@ class PassReplay:
     def _offer(self, record: OfferRecord) -> None:
         frame = record.frame
         self._report.frames += 1
+        if record.rows and all(each.frame != frame.ref for each in record.left):
+            self._session(frame.session, frame.epoch)
         self._enter(frame.session, frame.epoch)
         message = self._message(frame, record.time_ns)
         if (session := self._sessions.get(frame.session)) is not None:
@@ -284,7 +292,7 @@ class PassReplay:
                 self._note("rejected", ref, recorded=pair[0], replayed=pair[1])
 
     def _commit(self, record: CommitRecord) -> None:
-        running = self._running.pop(record.number, None)
+        running = self._running.pop(record.pass_number, None)
         if running is None:
             for answer in record.answers:
                 self._report.not_comparable[self._unlike(answer) or NOT_LAUNCHED] += 1
@@ -299,14 +307,14 @@ class PassReplay:
             if unlike := self._unlike(answer):
                 self._report.not_comparable[unlike] += 1
             else:
-                self._compare_answer(answer, found.get(answer.ref), record.number)
+                self._compare_answer(answer, found.get(answer.ref), record.pass_number)
 
     def _compare_outcomes(self, record: CommitRecord) -> None:
         for recorded, outcome in zip(record.outcomes, self._planned.outcomes, strict=True):
             session = self._sessions.get(recorded.frame.session)
             if session is None or session.unlike or recorded.frame.epoch != session.epoch:
                 continue
-            difference = outcome_difference(recorded, outcome_of(outcome), record.number)
+            difference = outcome_difference(recorded, outcome_of(outcome), record.pass_number)
             if difference is not None:
                 self._report.note(difference)
 

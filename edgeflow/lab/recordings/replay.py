@@ -13,10 +13,12 @@ from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredS
 from edgeflow.lab.recordings.stream import ReplayedAnswer, ReplayStream
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
-from edgeflow_client.errors import EdgeflowError
+from edgeflow_client.connection.wire import Opened
+from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.types import ActionSchema
 
 ANSWER_S = 10.0  # time limit for the outcome of a frame
+DAY_NS, MOST_DAYS = 86_400_000_000_000, 7
 LEAD_S = 0.2  # from opening a session to its first frame
 CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # a connection per session, as robots have
@@ -137,7 +139,14 @@ class SessionReplay:
         self._done = 0
 
     async def run(self) -> list[ReplayedSession]:
-        """Send the sessions and compare; an EdgeflowError if one cannot be opened or its answers cannot be compared."""
+        """Send the sessions and compare.
+
+        FailedPrecondition if one cannot be opened, or its answers cannot be compared.
+        """
+        days = (max(each.last_ns for each in self._sessions) - self._first_ns) / DAY_NS
+        if self._plan.speed is not None and days > MOST_DAYS:
+            text = f"its frames are {days:.0f} days apart: take one --session at a time, or --rate full"
+            raise FailedPrecondition(text, field="path")
         self._begin_ns = self._clock.now_ns() + round(LEAD_S * 1e9)
         tasks: dict[str, asyncio.Task[ReplayedSession]] = {}
         for session in sorted(self._sessions, key=lambda each: each.first_ns):
@@ -162,7 +171,7 @@ class SessionReplay:
                 session, connection, self._clock, self._plan.speed or 1.0, lambda seq, each: found[0].heard(seq, each)
             )
             try:
-                opened = await stream.open()
+                opened = await self._opened(session, stream)
                 schema = session.contract.schema or opened.schema
                 check_same_action(schema, opened.schema, (f"session {session.label}", self._plan.address))
                 differences = AnswerDifferences.of(schema, opened.schema, self._plan.tolerance)
@@ -173,6 +182,12 @@ class SessionReplay:
             finally:
                 await stream.close()
         return found[0]
+
+    async def _opened(self, session: StoredSession, stream: ReplayStream) -> Opened:
+        try:
+            return await stream.open()
+        except EdgeflowError as error:
+            raise FailedPrecondition(f"session {session.label} cannot be opened: {error}", field="to") from None
 
     async def _send(self, session: StoredSession, stream: ReplayStream, replayed: ReplayedSession) -> None:
         """Send the frames of a session, and wait for the answers to the last ones."""

@@ -32,6 +32,8 @@ from edgeflow_client.types import CameraSpec, ImageFormat
 Images: TypeAlias = tuple[bytes, ...]
 MOST_PENDING = 64
 """Frames of a session that may wait for their answers, which come in any order."""
+MOST_OPEN = 1024
+"""Frames of a session whose outcome is counted when it comes."""
 
 
 class SessionSource(Protocol):
@@ -98,7 +100,7 @@ class StoredSession:
     """The time from receiving a frame to sending its answer, of each answer."""
     age_ns: array[int] = field(default_factory=lambda: array("Q"))
     """The age of the frame, of each answer."""
-    _open: set[int] = field(default_factory=set)  # frames without an outcome
+    _open: dict[int, None] = field(default_factory=dict)  # the last frames without an outcome
 
     @property
     def cameras(self) -> tuple[CameraSpec, ...]:
@@ -145,24 +147,26 @@ class StoredSession:
             )
         self.epochs[-1].frames += 1
         self.epochs[-1].last_ns = record.time_ns
-        self._open.add(record.seq)
+        self._open[record.seq] = None
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
 
     def _add_answer(self, record: RecordedAnswer) -> None:
         if record.seq not in self._open:
             self.unknown_answers += 1
             return
         self.answers += 1
-        self._open.discard(record.seq)
+        del self._open[record.seq]
         self.server_ns.append(min(record.server_ns, _MOST_NS))
         self.age_ns.append(min(record.age_ns, _MOST_NS))
-        epoch = next((each for each in reversed(self.epochs) if each.number == record.epoch), None)
-        if epoch is not None:
-            epoch.answers += 1
+        for epoch in self.epochs[-2:]:  # an answer may come after the first frame of the next one
+            epoch.answers += epoch.number == record.epoch
 
     def _add_outcome(self, record: RecordedOutcome) -> None:
         last = max(record.seq, record.last_seq)
         found = [seq for seq in self._open if record.seq <= seq <= last] if record.last_seq else [record.seq]
-        self._open.difference_update(found)
+        for seq in found:
+            self._open.pop(seq, None)
         self.outcomes[record.disposition.value] += len(found)
         if record.reason or record.code:
             self.reasons[record.reason or record.code] += len(found)

@@ -15,7 +15,6 @@ from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.pass_records import HashedFrame
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 
-MOST_WORDS = 4096
 WORDS = ("go", "to", "a", "1")
 
 
@@ -87,7 +86,7 @@ class StandIns:
         yield message.instruction
         yield ""
         for word in WORDS:  # the longest with at most so many rows, by bisection: more words never take fewer tokens
-            low, high = 0, MOST_WORDS
+            low, high = 0, rows + 1
             while low < high:
                 middle = (low + high + 1) // 2
                 low, high = (middle, high) if self._rows(message, _words(word, middle)) <= rows else (low, middle - 1)

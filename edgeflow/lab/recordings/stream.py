@@ -42,6 +42,7 @@ UNKNOWN_PERIOD_S = 0.1
 OPEN_ANSWER_S, CLOSE_S = 10.0, 2.0
 RESET_S = 0.25  # between episodes: a service accepts five changes per second
 LEAD_NS = 900_000_000  # a service rejects stamps that run ahead of its own clock by more than a second
+MOST_AHEAD_NS = 60_000_000_000  # a larger jump is of a clock that was set, which a service notices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +172,8 @@ class ReplayStream:
         call.cancel()
 
     async def _ask(self, opening: pb.Open) -> Any:
-        await self._call.write(pb.ClientMessage(open=opening))
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # reading says why the stream has ended
+            await self._call.write(pb.ClientMessage(open=opening))
         return await self._call.read()
 
     async def _until(self, reached: Callable[[], bool]) -> None:
@@ -182,7 +184,7 @@ class ReplayStream:
     async def _keep_clock(self, stamp_ns: int) -> None:
         """Wait where stamps would run ahead of the clock by more than a service accepts at once."""
         ahead_ns = self._stretched(stamp_ns) - self._stamp_ns - (self._clock.now_ns() - self._offered_ns) - LEAD_NS
-        if self._offered_ns and ahead_ns > 0 and self.error is None:
+        if self._offered_ns and 0 < ahead_ns < MOST_AHEAD_NS and self.error is None:
             self.waited_ns += ahead_ns
             await asyncio.sleep(ahead_ns / 1e9)
         self._stamp_ns = self._stretched(stamp_ns)

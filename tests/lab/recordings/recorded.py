@@ -37,7 +37,7 @@ class RobotRecorder:
     """Writes records of sessions through the recorder into a folder."""
 
     def __init__(self, folder: Path, cameras: str = "all") -> None:
-        settings = RecorderSettings(directory=str(folder), cameras=cameras)
+        settings = RecorderSettings(directory=str(folder), cameras=cameras, buffer_bytes=1 << 20)
         self._recorder = Recorder(settings, {TOPIC: SCHEMA}, lambda _: None)
         self._recorder.start()
         self._ring = self._recorder.ring(TOPIC)
@@ -55,6 +55,7 @@ class RobotRecorder:
             "state": (STATE,),
             "instruction": "go",
             "control_period_ns": PERIOD_NS,
+            "max_action_age_ns": 5_000_000_000,
             "mode": Mode.SERIAL,
             "served_mode": Mode.SERIAL,
             "chunks": True,
@@ -112,10 +113,14 @@ class RobotRecorder:
     def close(self, session: int, epoch: int = 1) -> None:
         self.put(RecordedClosing, session=session, epoch=epoch, code="OK", reason="client_closed")
 
-    def stop(self) -> None:
+    def lose(self) -> None:
+        """A record finds no room."""
+        assert not self._ring.put(b"", [bytes(self._ring.capacity)])
+
+    def stop(self, lost: int = 0) -> None:
         """Write everything."""
         self._recorder.stop(20.0)
-        assert not self._recorder.lost
+        assert self._recorder.lost == lost
 
 
 def local(model: Path | str, **settings: Any) -> LocalPolicy:

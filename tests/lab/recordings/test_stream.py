@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
 from edgeflow.lab.recordings.replay import ReplayPlan, SessionReplay
@@ -17,7 +18,7 @@ from edgeflow_client.recording.records import RecordedAnswer, RecordedObservatio
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import CameraSpec, Execution, ImageFormat, Mode
-from tests.client.scripted import VALUES, Server, Talk, answer_all, opened
+from tests.client.scripted import VALUES, Refuse, Server, Talk, answer_all, opened
 from tests.lab.recordings.test_sessions import Listed
 
 SCHEMA = opened_of(opened()).schema
@@ -93,6 +94,22 @@ def test_stamps_never_run_ahead_of_what_a_service_accepts(server: Server):
     found, _ = replayed(recorded({}, {"stamp_ns": STAMP + 1_100 * MS}), server)
     assert found.replayed == 2
     assert found.stream.waited_ns > 0  # 900 ms at once
+
+
+def test_hostile_times_do_not_make_a_replay_wait(server: Server):
+    found, _ = replayed(recorded({}, {"stamp_ns": 1 << 62}), server)
+    assert found.replayed == 2
+    with pytest.raises(FailedPrecondition, match="days apart"):
+        replayed(recorded({}, {"time_ns": 1 << 62}), server, speed=1.0)
+
+
+def test_a_session_that_a_service_rejects_is_named(server: Server):
+    def rejects(talk: Talk) -> None:
+        raise Refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+
+    server.script = rejects
+    with pytest.raises(FailedPrecondition, match="to: session 4 cannot be opened: no room"):
+        replayed(recorded({}), server)
 
 
 def test_an_answer_is_shown_where_it_parts_first(server: Server):

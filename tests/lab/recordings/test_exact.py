@@ -1,0 +1,275 @@
+"""Passes of real workers with scripted robots, replayed: equal bit for bit, and every change is seen where it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks.exact_replay.robots import KeptRecording, RobotScript, ScriptedRun, changed
+from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import Pace, Speculation
+from edgeflow.lab.recordings import pass_replay
+from edgeflow.lab.recordings.exact import ready_engine, replay_exactly, replay_on
+from edgeflow.lab.recordings.exact_report import ExactReport
+from edgeflow.version import __version__
+from edgeflow.worker.build import BuiltEngine
+from edgeflow_client.errors import CheckpointError, FailedPrecondition
+from edgeflow_client.recording.records import RecordedObservation
+from tests.oracles import RECORDED
+from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
+
+DEMO = ServiceConfig(device="cpu", max_sessions=4)
+FLOW = DEMO.model_copy(update={"model": "demo-flow"})
+NOISY = ServiceConfig(
+    model="demo-flow", device="cpu", max_sessions=2, policy={"noise_scale": 1.0, "noise_seed": 3, "candidates": 2}
+)
+ACT = ServiceConfig(model=str(RECORDED / "act"), device="cpu", max_sessions=4, policy={"control_rate_hz": 50.0})
+BUSY: dict[str, Any] = {"reset": 0.1, "parked": 0.05, "burst": 0.3}
+RUNS = {
+    "demo depth": RobotScript(config=DEMO, pace=Pace(3), robots=2, answers=12, seed=4, **BUSY),
+    "demo pipelined": RobotScript(config=DEMO, pace=Pace(7), robots=4, answers=20, seed=1, **BUSY),
+    "demo speculative": RobotScript(config=DEMO, pace=Pace(0, Speculation(2, 3)), robots=3, answers=20, seed=5, **BUSY),
+    "demo-flow": RobotScript(config=FLOW, pace=Pace(4), robots=3, answers=12, **BUSY),
+    "demo-flow rtc": RobotScript(config=FLOW, pace=Pace(1), robots=2, answers=12, continues=True),
+    "act": RobotScript(config=ACT, pace=Pace(1), robots=3, answers=16, **BUSY),
+}
+
+
+def records(recording: KeptRecording, kind: str) -> list[dict[str, Any]]:
+    found = [msgspec.json.decode(each.data) for each in recording.passes]
+    return [each for each in found if each["kind"] == kind]
+
+
+@cache
+def recorded(name: str) -> ScriptedRun:
+    """A script that has run."""
+    run = ScriptedRun(RUNS[name])
+    run.run()
+    return run
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_answers_are_equal_bit_for_bit(name):
+    run = recorded(name)
+    report = replay_exactly(run.recording)
+    assert report.agrees and report.exact and not report.machine, report.lines()
+    assert report.answers == report.equal == run.answers >= RUNS[name].answers
+    assert report.workers == 2 and not report.not_comparable and not report.lost
+
+
+def test_the_scripts_have_what_a_replay_may_trip_over():
+    recordings = [recorded(name).recording for name in RUNS]
+    every = [msgspec.json.decode(each.data) for recording in recordings for each in recording.passes]
+    kinds = {each["kind"] for each in every}
+    assert kinds == {"engine", "opened", "closed", "reset", "seen", "frame", "pass", "commit"}
+    left = {departure["reason"] for each in every for departure in each.get("left", ())}
+    assert left >= {"done", "superseded", "epoch_changed", "closed"}
+    assert any(each["kind"] == "frame" and not each.get("rows") for each in every), "rejected for its text"
+    assert any(len(outcome.get("tokens", ())) > 1 for each in every for outcome in each.get("outcomes", ())), "drafts"
+    answers = [answer for each in every for answer in each.get("answers", ())]
+    assert any(answer["report"]["continues"] for answer in answers)
+
+
+def test_a_policy_of_two_cameras_that_answers_in_one_pass(tmp_path):
+    policy = {"family": "openvla_oft", **TinyOFT().settings()}
+    folder = tmp_path / "oft"
+    folder.mkdir()
+    config = ServiceConfig(model=str(write_oft(folder)), device="cpu", max_sessions=4, policy=policy)
+    recording = ScriptedRun(RobotScript(config=config, pace=Pace(1), robots=4, answers=24)).run()
+    assert replay_exactly(recording).agrees
+    moved = folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match="--model"):
+        replay_exactly(recording)
+    assert replay_exactly(recording, str(moved)).agrees
+
+
+class Subject:
+    """A recording, and an engine like the one that made it."""
+
+    def __init__(self) -> None:
+        script = RobotScript(
+            config=NOISY, pace=Pace(2), robots=2, answers=24, continues=True, reset=0.2, lost_workers=0, seed=2
+        )
+        self.recording = ScriptedRun(script).run()
+        self.built: BuiltEngine = ready_engine(NOISY)
+
+    def replay(self, recording: KeptRecording | None = None) -> ExactReport:
+        report = ExactReport()
+        with torch.no_grad():
+            replay_on(self.built, NOISY, recording or self.recording, report)
+        return report
+
+    def first_answer(self) -> tuple[int, dict[str, Any]]:
+        """The pass and the answer that come first."""
+        commit = next(each for each in records(self.recording, "commit") if "answers" in each)
+        return commit["pass_number"], commit["answers"][0]
+
+
+@pytest.fixture(scope="module")
+def subject() -> Iterator[Subject]:
+    yield Subject()
+
+
+def test_nothing_changed(subject):
+    report = subject.replay()
+    assert report.agrees and report.differences == 0, report.lines()
+    assert report.lines()[-1] == "agrees bit for bit"
+    assert msgspec.json.decode(msgspec.json.encode(report.as_json()))["agrees"]
+
+
+def test_a_changed_pixel_is_seen_with_its_frame_and_pass(subject):
+    begun = [ref for record in records(subject.recording, "pass") for ref in record.get("begun", ())]
+    wanted = begun[4]
+    number = next(r["planned"]["number"] for r in records(subject.recording, "pass") if wanted in r.get("begun", ()))
+    frames = list(subject.recording.frames)
+    for index, (record, images) in enumerate(frames):
+        if isinstance(record, RecordedObservation) and (record.session, record.seq) == (
+            wanted["session"],
+            wanted["seq"],
+        ):
+            image = bytearray(images[1])
+            image[len(image) // 2] ^= 1
+            frames[index] = record, (images[0], bytes(image), *images[2:])
+    report = subject.replay(KeptRecording(subject.recording.passes, frames))
+    first = report.first
+    assert first is not None and not report.agrees
+    assert (first.what, first.session, first.epoch, first.seq, first.number) == ("pixels", *wanted.values(), number)
+    assert report.not_comparable[pass_replay.OTHER_PIXELS] >= 1
+    assert report.answers == report.equal >= 10, "others, and later epochs, are exact"
+
+
+def test_another_seed_is_seen_in_the_first_answer(subject, monkeypatch):
+    policy = subject.built.engine.policy
+    monkeypatch.setattr(policy, "_settings", policy._settings.model_copy(update={"noise_seed": 4}))
+    number, answer = subject.first_answer()
+    report = subject.replay()
+    for first in (report.first, report.first_action):
+        assert first is not None
+        assert (first.number, first.session, first.seq) == (number, answer["session"], answer["seq"])
+    assert report.first_action is not None and report.first_action.size and report.first_action.row is not None
+    assert not report.agrees and report.equal == 0 and report.largest_part > 0
+
+
+def test_a_weight_in_its_last_bit_is_seen_in_the_first_answer(subject):
+    weight = subject.built.engine.policy.network._out._bias
+    number, answer = subject.first_answer()
+    before = weight.clone()
+    weight[0] = torch.nextafter(weight[0], weight[0] + 1)
+    try:
+        report = subject.replay()
+    finally:
+        weight.copy_(before)
+    assert report.first is not None and not report.agrees
+    assert (report.first.number, report.first.session, report.first.seq) == (number, answer["session"], answer["seq"])
+
+
+def test_a_value_in_its_last_bit_is_seen(subject):
+    answers = [each for record in records(subject.recording, "commit") for each in record.get("answers", ())]
+    wanted = answers[7]
+    value = math.nextafter(wanted["values"][9], math.inf)
+
+    def change(number: int, record: dict[str, Any]) -> dict[str, Any]:
+        for each in record.get("answers", ()):
+            if each == wanted:
+                each["values"][9] = value
+        return record
+
+    report = subject.replay(changed(subject.recording, change))
+    first = report.first
+    assert first is not None and report.differences == 1 and report.equal == report.answers - 1
+    assert (first.what, first.session, first.seq, first.row, first.dimension) == (
+        "answer",
+        wanted["session"],
+        wanted["seq"],
+        1,
+        "z",
+    )
+    assert first.size is not None and 0 < first.size < 1e-12
+    assert report.equal_actions == report.actions - 1
+
+
+@pytest.mark.parametrize("kind", ["frame", "pass", "commit", "opened", "seen"])
+def test_after_a_lost_record_it_is_exact_again_from_the_next_epochs(subject, kind):
+    places = [record["number"] for record in records(subject.recording, kind)]
+    lost = places[len(places) // 3]
+    report = subject.replay(changed(subject.recording, lambda number, record: None if number == lost else record))
+    assert report.lost == 1 and report.agrees, report.lines()
+    skipped = sum(report.not_comparable.values())
+    assert skipped and report.answers >= 5 and report.answers == report.equal
+    every = sum(len(record.get("answers", ())) for record in records(subject.recording, "commit"))
+    assert every - 2 <= report.answers + skipped <= every, "those of a lost record aside"
+
+
+def test_frames_without_pixels_do_not_count_until_the_next_epoch(subject):
+    frames = list(subject.recording.frames)
+    index = [place for place, (record, _) in enumerate(frames) if isinstance(record, RecordedObservation)][6]
+    frames[index] = frames[index][0], ()
+    report = subject.replay(KeptRecording(subject.recording.passes, frames))
+    assert report.agrees and set(report.not_comparable) == {pass_replay.NO_PIXELS}
+
+
+def test_another_machine_is_compared_by_tolerance(subject):
+    def elsewhere(number: int, record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "engine":
+            record["facts"] |= {"threads": 7, "cpu_flags": ["avx9"]}
+            record["facts"]["libraries"]["torch"] = "1.0"
+        for each in record.get("answers", ()):
+            each["values"] = [value + 1e-6 for value in each["values"]]
+        return record
+
+    report = subject.replay(changed(subject.recording, elsewhere))
+    assert not report.exact and report.agrees and report.equal == 0
+    assert {each.name for each in report.machine} == {"threads", "cpu_flags", "libraries.torch"}
+    assert report.largest is not None and report.largest.size == pytest.approx(1e-6)
+    assert any("threads: 1; recorded 7" in line for line in report.lines())
+
+
+@pytest.mark.parametrize(
+    "facts, said",
+    [
+        ({"fingerprint": "f" * 64}, rf"{'f' * 64}; .* has [0-9a-f]{{64}}"),
+        ({"version": "0.0.1"}, rf"0\.0\.1, and this is {__version__}"),
+        ({"version": "0.0.1", "libraries": 5}, rf"0\.0\.1, and this is {__version__}"),
+        ({"config": '{"model": 3}'}, "damaged"),
+    ],
+)
+def test_another_model_or_version_is_rejected(subject, facts, said):
+    def elsewhere(number: int, record: dict[str, Any]) -> dict[str, Any]:
+        if record["kind"] == "engine":
+            record["facts"] |= facts
+        return record
+
+    with pytest.raises(FailedPrecondition, match=said):
+        replay_exactly(changed(subject.recording, elsewhere))
+
+
+def test_a_recording_without_passes_or_pixels_is_rejected(subject):
+    with pytest.raises(FailedPrecondition, match="has no passes"):
+        replay_exactly(KeptRecording([], subject.recording.frames))
+    small = KeptRecording(subject.recording.passes, subject.recording.frames, {"cameras": "thumbnails"})
+    with pytest.raises(FailedPrecondition, match="thumbnails"):
+        replay_exactly(small)
+
+
+def test_unreadable_records_count_as_lost(subject):
+    passes = list(subject.recording.passes)
+    passes[20] = replace(passes[20], data=b'{"kind":"pass","time_ns":1,"planned":{}}')
+    report = subject.replay(KeptRecording(passes, subject.recording.frames))
+    assert report.lost == 1 and report.agrees
+
+
+def test_tokens_of_a_changed_weight_are_seen():
+    script = RobotScript(config=DEMO, pace=Pace(0, Speculation()), robots=1, answers=8, lost_workers=0)
+    recording, built, report = ScriptedRun(script).run(), ready_engine(DEMO), ExactReport()
+    with torch.no_grad():
+        built.engine.policy.decoder._norm.mul_(-1)
+        replay_on(built, DEMO, recording, report)
+    assert not report.agrees and report.first is not None
+    assert (report.first.what, report.first.dimension, report.first.number) == ("outcome", "token", 0)
