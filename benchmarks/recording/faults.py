@@ -150,20 +150,17 @@ def _killed(name: str, *, with_recorder: bool) -> RecordingFault:
     """SIGKILL of control, and of the recorder at the same moment."""
     with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as own, light_policy(ROBOTS) as policy:
         folder = Path(own) / "recordings"
-        with ServiceUnderTest({**policy, "recording": {"directory": str(folder)}}) as service:
-            with _robots(service):
-                time.sleep(FAULT_S)
-                recorder = _recorder(service)
-                killed_ns = time.time_ns()
-                service.signal(signal.SIGKILL)
-                if with_recorder:
-                    os.kill(recorder, signal.SIGKILL)
-                wait_for(lambda: not alive(recorder), END_S, 0.02)
+        with ServiceUnderTest({**policy, "recording": {"directory": str(folder)}}) as service, _robots(service):
+            time.sleep(FAULT_S)
+            recorder = _recorder(service)
+            killed_ns = time.time_ns()
+            service.signal(signal.SIGKILL)
+            if with_recorder:
+                os.kill(recorder, signal.SIGKILL)
+            wait_for(lambda: not alive(recorder), END_S, 0.02)
         kept = _read(folder, until_ns=killed_ns)
     missing = kept["missing_s"]
-    return RecordingFault(
-        name=name, robots={}, told=[], ok=missing is not None and missing <= MOST_LOST_S, **kept
-    )
+    return RecordingFault(name=name, robots={}, told=[], ok=missing is not None and missing <= MOST_LOST_S, **kept)
 
 
 @contextmanager

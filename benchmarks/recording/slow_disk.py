@@ -1,6 +1,6 @@
-"""A file system that takes a given number of bytes a second: a folder behind FUSE. Needs root and mfusepy.
+"""A file system that takes a given number of bytes per second: a folder behind FUSE. Needs root and mfusepy.
 
-    .venv/bin/python -m benchmarks.recording.slow_disk FOLDER MOUNT --bytes-per-second 1000000
+.venv/bin/python -m benchmarks.recording.slow_disk FOLDER MOUNT --bytes-per-second 1000000
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class SlowFolder(mfusepy.Operations):
         return {name: getattr(found, name) for name in names} | times
 
     def readdir(self, path: str, fh: int) -> list[str]:  # noqa: ARG002
-        return [".", "..", *os.listdir(self._path(path))]
+        return [".", "..", *os.listdir(self._path(path))]  # noqa: PTH208
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:  # noqa: ARG002
         return os.open(self._path(path), os.O_RDWR | os.O_CREAT, mode)
