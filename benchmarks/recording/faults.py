@@ -2,8 +2,8 @@
 
     .venv/bin/python -m benchmarks.recording.faults --json FILE
 
-Four robots send 640x480 JPEG images at 30 Hz. Robots must not notice a fault of the disk or of the recorder: no frame is
-dropped, no action invalid. After a kill, the recording must open, and hold all but the last second. Needs root, and
+Four robots send 640x480 JPEG images at 30 Hz. Robots must not notice a fault of the disk or of the recorder: no frame
+is rejected or dropped. After a kill, the recording must open, and hold all but the last second. Needs root, and
 mfusepy for the slow disk.
 """
 
@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ def main() -> None:
     raise SystemExit(0 if all(each.ok for each in found) else 1)
 
 
+def _leave(service: ServiceUnderTest, folder: Path) -> None:
+    """The fault is there from the start."""
+
+
 def _nothing(name: str) -> RecordingFault:
-    return _beside(name, lambda service, folder: None)
+    return _beside(name, _leave)
 
 
 def _recorder_killed(name: str) -> RecordingFault:
@@ -92,7 +97,7 @@ def _directory_removed(name: str) -> RecordingFault:
 
 def _disk_full(name: str) -> RecordingFault:
     with tempfile.TemporaryDirectory(prefix="edgeflow-full-") as folder, _tmpfs(Path(folder)):
-        return _beside(name, lambda service, folder: None, folder=Path(folder) / "recordings", must_tell=True)
+        return _beside(name, _leave, folder=Path(folder) / "recordings", must_tell=True)
 
 
 def _slow_disk(name: str) -> RecordingFault:
@@ -101,7 +106,7 @@ def _slow_disk(name: str) -> RecordingFault:
         under.mkdir()
         mount.mkdir()
         with slow_disk(under, mount, SLOW_BYTES):
-            return _beside(name, lambda service, folder: None, folder=mount / "recordings", read=under / "recordings")
+            return _beside(name, _leave, folder=mount / "recordings", read=under / "recordings")
 
 
 def _beside(
@@ -200,7 +205,7 @@ def _read(folder: Path, until_ns: int | None = None) -> dict[str, Any]:
             times.append(record.time_ns)
     numbers = [each.number for each in recording.records("/edgeflow/sessions")]
     times.sort()
-    gaps = [newer - older for older, newer in zip(times, times[1:], strict=False)]
+    gaps = [newer - older for older, newer in pairwise(times)]
     missing_ns = until_ns - times[-1] if until_ns is not None and times else max(gaps, default=None)
     return {
         "files": len(paths),
