@@ -32,9 +32,9 @@ from benchmarks.recording.slow_disk import slow_disk
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import RecordedObservation
 
-FAULT_S, RUN_S, END_S = 6.0, 16.0, 10.0
+FAULT_S, RUN_S, END_S = 8.0, 16.0, 10.0
 MOST_LOST_S = 1.0
-TMPFS_MB = 24
+TMPFS_MB = 1024 + 24  # beyond what a recording leaves free
 SLOW_BYTES = 1e6
 RECORDER = "edgeflow_client.recording.process"
 
@@ -209,7 +209,7 @@ def _read(folder: Path, until_ns: int | None = None) -> dict[str, Any]:
     missing_ns = until_ns - times[-1] if until_ns is not None and times else max(gaps, default=None)
     return {
         "files": len(paths),
-        "damaged": len({each.path for each in recording.damage}),
+        "damaged": len({each.file for each in recording.damage}),
         "observations": len(times),
         "lost_records": numbers[-1] - numbers[0] + 1 - len(numbers) if numbers else 0,
         "missing_s": None if missing_ns is None else missing_ns / 1e9,
