@@ -51,7 +51,9 @@ def main() -> None:
         "noise_of_age_p99_ratio": _spread(
             [each["off again"]["age_p99_ms"] / each["off"]["age_p99_ms"] for each in rounds]
         ),
-        "noise_of_control_us": _spread([each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]),
+        "noise_of_control_us": _spread(
+            [each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]
+        ),
     }
     for what, figure in figures.items():
         print(f"{what}: median {figure['median']:.3f}, quarters {figure['lower']:.3f} to {figure['upper']:.3f}")

@@ -34,7 +34,7 @@ class LabCommand:
     """Listed among the service's commands, not under LABORATORY."""
 
 
-GROUPS = {"policy": "Check policies.", "recording": "Look at recordings, replay and compare them."}
+GROUPS = {"policy": "Check policies.", "recording": "Look at recordings, replay, compare and export them."}
 """Groups of commands, with their lines in `edgeflow --help`."""
 COMMANDS = (
     LabCommand(
@@ -47,6 +47,7 @@ COMMANDS = (
     LabCommand("recording info", "recordings", "Show what is in a recording.", "record"),
     LabCommand("recording replay", "recordings", "Replay a recording, and show where answers part.", "record"),
     LabCommand("recording compare", "recordings", "Run two models on the frames of a recording.", "record"),
+    LabCommand("recording export", "recordings", "Export a recording as a LeRobot dataset.", "dataset"),
     LabCommand("quantize", "converting", "Quantise a chat model or a policy to 4 bits (AWQ)."),
     LabCommand("export", "converting", "Export a model as ONNX graphs of fixed shapes.", "onnx"),
     LabCommand("tune", "checking", "Find the fastest correct implementation of each operator."),

@@ -13,6 +13,7 @@ import msgspec
 from edgeflow.config.sections import RecordingConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.pass_records import PASS_TOPIC, pass_schema
+from edgeflow.service.host.listen import bind
 from edgeflow.service.host.preflight import check_recording
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.observers import Metrics
@@ -30,7 +31,7 @@ class ServiceRecording:
     """Records what robots send and receive, and the passes of all workers. Its `observer` belongs to the sessions.
 
     Made before anything slow starts: DependencyError without the extra `record`, ConfigError for a directory that
-    cannot be written.
+    cannot be written, AddressError for a port that is in use.
     """
 
     def __init__(self, config: ServiceConfig, metrics: Metrics, log: EventLog) -> None:
@@ -39,6 +40,8 @@ class ServiceRecording:
         self._metrics = metrics
         self._log = log
         self._address = f"ws://127.0.0.1:{self._config.live_port}" if self._config.live_port else ""
+        if self._config.live_port:
+            bind("recording.live_port", "127.0.0.1", self._config.live_port).close()  # is it free?
         schemas = {TOPIC: msgspec.json.encode(msgspec.json.schema(AnySessionRecord)), PASS_TOPIC: pass_schema()}
         try:
             self._recorder = Recorder(_settings(config), schemas, self._take)

@@ -98,7 +98,7 @@ def _serve(
     channel: BlockingChannel,
     known: PassTimes | None,
     link: ChatLink | None,
-    passes: int | None,
+    passes: int | None = None,
 ) -> int:
     channel.send(WarmupProgress("loading", 0, 2))
     profile = load_profile(config.profile)  # before the slow part, so that a wrong profile is reported at once

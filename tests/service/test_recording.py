@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -62,7 +63,7 @@ async def test_a_recording_holds_what_a_robot_sent_and_received(checkpoint, tmp_
         actions = await drive(robot, 1, 5)
         (told,) = served.events("recording_session")
         assert told["session"] == 1 and told["about_mb_per_s"] > 0
-        assert [each["path"] for each in served.events("recording_file")]
+        await eventually(lambda: bool(served.events("recording_file")))
     (path,) = folder.iterdir()
     assert path.stat().st_mode & 0o777 == 0o600 and folder.stat().st_mode & 0o777 == 0o700
     records = recorded(folder)
@@ -145,3 +146,10 @@ def test_without_the_extra_it_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "foxglove", None)
     found = CliRunner().invoke(app, ["serve", "--model", "some/model", "--record", str(tmp_path)])
     assert found.exit_code == 2 and "foxglove-sdk is not installed; in a clone" in capfd.readouterr().err
+
+
+def test_a_port_in_use_is_told_before_the_start(capfd: pytest.CaptureFixture[str]):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        found = CliRunner().invoke(app, ["serve", "--set", f"recording.live_port={where.rpartition(':')[2]}"])
+    assert found.exit_code == 2 and f"recording.live_port: {where} is in use" in capfd.readouterr().err

@@ -166,6 +166,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # its parent ends it
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain frames
     os.set_blocking(1, False)
+    with contextlib.suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # its parent may have a real-time priority
     os.nice(NICENESS)
     foxglove.set_log_level("CRITICAL")
     descriptor = int(sys.argv[1])

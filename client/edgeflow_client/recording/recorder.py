@@ -164,7 +164,7 @@ class Recorder:
             began = time.monotonic()
             last = self._stopping.is_set()
             ended = self._run_process()
-            if not ended or last:
+            if last or (self._stopping.is_set() and not ended):
                 return
             if self._stopping.is_set() and time.monotonic() < self._stop_until:
                 continue  # once more, for what it left in the rings
@@ -198,7 +198,7 @@ class Recorder:
             self._listen(cast("IO[bytes]", process.stdout))
             code = process.wait()
         if code == 0 or self._error:
-            return self._error
+            return self._error or ("" if self._stopping.is_set() else "ended")
         return f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
 
     def _listen(self, stream: IO[bytes]) -> None:

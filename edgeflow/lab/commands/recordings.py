@@ -124,3 +124,25 @@ def recording_compare(
         tolerance=tolerance,
     )
     compare_command(path, plan, run=run, chosen=sessions or [], plot=plot, as_json=as_json)
+
+
+def recording_export(
+    path: Recorded,
+    out: Annotated[Path, typer.Argument(help="Folder to write the dataset to; it must not exist.")],
+    fps: Annotated[
+        Optional[int],  # noqa: UP045
+        number("Frames per second of the dataset; default: the recorded rate, to the nearest whole number.", 1, 1000),
+    ] = None,
+    video: Annotated[bool, typer.Option("--video", help="Write videos (mp4) instead of images (PNG).")] = False,
+    run: Run = "",
+    sessions: Sessions = None,
+    as_json: Json = False,
+) -> None:
+    """Export a recording as a LeRobot dataset.
+
+    An epoch becomes an episode at a fixed rate: per frame the newest observation, and the action that was executed or
+    commanded at its time. Frames without an action are left out, and a pause of a second begins another episode.
+    """
+    from edgeflow.lab.recordings.export.command import export_command
+
+    export_command(path, run, out, fps=fps, video=video, chosen=sessions or [], as_json=as_json)

@@ -31,7 +31,7 @@ from edgeflow_client.recording.ring import RecordRing
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 JPEG_SHARE = 18  # bytes of pixels per byte of a JPEG: 50 kB of 640x480
-THUMBNAIL_BYTES = 5_000
+THUMBNAIL_BYTES_PER_S = 25_000  # of a camera: five JPEGs
 HEAD_BYTES = 1_000  # of the records of a frame and its answer
 
 
@@ -78,8 +78,8 @@ class SessionRecorder(SessionObserver):
                 schema=session.schema,
             )
         )
-        bytes_per_s = self._bytes(cameras) * 1_000_000_000 / max(request.control_period_ns, 1)
-        self._log.event("recording_session", session=session.number, about_mb_per_s=round(bytes_per_s / 1e6, 2))
+        expected = self._bytes_per_s(cameras, 1e9 / max(request.control_period_ns, 1))
+        self._log.event("recording_session", session=session.number, about_mb_per_s=round(expected / 1e6, 2))
 
     def observed(self, frame: ObservedFrame) -> None:
         checked = frame.frame
@@ -176,11 +176,11 @@ class SessionRecorder(SessionObserver):
             )
         )
 
-    def _bytes(self, cameras: Sequence[CameraSpec]) -> int:
-        """Bytes that the recording of a frame and its answer takes, about."""
-        if not self._images:
-            return HEAD_BYTES
-        return HEAD_BYTES + sum(_image_bytes(each) if self._whole else THUMBNAIL_BYTES for each in cameras)
+    def _bytes_per_s(self, cameras: Sequence[CameraSpec], rate_hz: float) -> float:
+        """Bytes that a recording at this rate of frames takes, about."""
+        if self._whole:
+            return rate_hz * (HEAD_BYTES + sum(map(_image_bytes, cameras)))
+        return rate_hz * HEAD_BYTES + (THUMBNAIL_BYTES_PER_S * len(cameras) if self._images else 0)
 
     def _put(self, record: SessionRecord, images: tuple[Payload, ...] = ()) -> None:
         self._ring.put(ENCODER.encode(record), images)
