@@ -20,6 +20,7 @@ from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.exact_report import ExactReport, machine_differences
 from edgeflow.lab.recordings.pass_replay import PassReplay
 from edgeflow.lab.recordings.pixels import RecordedPixels
+from edgeflow.models.checkpoint import fingerprint
 from edgeflow.pass_records import PASS_TOPIC, AnyPassRecord, EngineFacts, EngineRecord
 from edgeflow.version import __version__
 from edgeflow.worker.build import BuiltEngine, build_engine
@@ -79,9 +80,11 @@ def replay_exactly(recording: PassSource, model: str | None = None, progress: Re
     """
     report = ExactReport()
     first = _first_engine(recording)
+    _check_version(first.version)
     config = engine_config(first, model)
     if progress is not None:
         progress("loading", 0, 1)
+    _check_model(first, config.model, fingerprint(_model_path(config), config.policy.settings))
     with torch.no_grad():
         built = ready_engine(config)
         replay_on(built, config, recording, report, progress)
@@ -135,9 +138,6 @@ def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig
 
 def ready_engine(config: ServiceConfig) -> BuiltEngine:
     """An engine as a worker has it when it serves; typed StartErrors if that is impossible."""
-    path = Path(config.model)
-    if path.is_absolute() and not path.exists():
-        raise CheckpointError(f"model: {path} is not here: give its place with --model")
     if config.operators and not Path(config.operators).is_file():
         raise ConfigError(f"operators: {config.operators} is not here: copy the overlay of the recording to this place")
     built = build_engine(config)
@@ -148,14 +148,25 @@ def ready_engine(config: ServiceConfig) -> BuiltEngine:
     return built
 
 
+def _model_path(config: ServiceConfig) -> Path:
+    """The checkpoint; CheckpointError where it is not here."""
+    path = Path(config.model)
+    if path.is_absolute() and not path.exists():
+        raise CheckpointError(f"model: {path} is not here: give its place with --model")
+    return config.model_path
+
+
 def check_facts(recorded: EngineFacts, here: EngineFacts) -> None:
     """FailedPrecondition where an engine has another version of edgeflow or another model than a recording."""
     _check_version(recorded.version)
-    if recorded.fingerprint != here.fingerprint:
+    _check_model(recorded, here.model, here.fingerprint)
+
+
+def _check_model(recorded: EngineFacts, model: str, found: str) -> None:
+    if recorded.fingerprint != found:
         raise FailedPrecondition(
-            f"has the model {recorded.model} with fingerprint {recorded.fingerprint}; "
-            f"{here.model} here has {here.fingerprint}: give the recorded one with --model, "
-            "or compare two models with `edgeflow recording compare`",
+            f"has the model {recorded.model} with fingerprint {recorded.fingerprint}; {model} here has {found}: "
+            "give the recorded one with --model, or compare two models with `edgeflow recording compare`",
             field="recording",
         )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -15,13 +16,16 @@ import torch
 from benchmarks.recording.robots import MemoryRecording, RobotScript, ScriptedRun, changed
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace, Speculation
+from edgeflow.engine import executor
 from edgeflow.lab.recordings import pass_replay
 from edgeflow.lab.recordings.exact import ready_engine, replay_exactly, replay_on
 from edgeflow.lab.recordings.exact_report import ExactReport
 from edgeflow.version import __version__
+from edgeflow.worker import build
 from edgeflow.worker.build import BuiltEngine
 from edgeflow_client.errors import CheckpointError, FailedPrecondition
 from edgeflow_client.recording.records import RecordedObservation
+from tests.engine import recorded_graphs
 from tests.oracles import RECORDED
 from tests.policies.openvla_oft.tiny import TinyOFT, write_oft
 
@@ -273,3 +277,49 @@ def test_tokens_of_a_changed_weight_are_seen():
         replay_on(built, DEMO, recording, report)
     assert not report.agrees and report.first is not None
     assert (report.first.what, report.first.dimension, report.first.number) == ("outcome", "token", 0)
+
+
+class ReachedMark:
+    """A mark on a device that is always done (engine.executor.Stamp)."""
+
+    recorded_ns = 0
+    reached = True
+
+    def wait(self) -> None: ...
+
+    def since_ns(self, earlier: object) -> int:
+        return 1
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, a pass is launched before the one before it is collected."""
+    monkeypatch.setattr(executor.Executor, "_launch_ahead", lambda _: 1)
+    monkeypatch.setattr(executor.Executor, "stamp", lambda _: ReachedMark())
+
+
+def test_passes_launched_ahead_are_replayed_in_their_order(ahead):
+    run = ScriptedRun(RobotScript(config=DEMO, pace=Pace(7), robots=2, answers=8, lost_workers=0))
+    report = replay_exactly(run.run())
+    assert report.agrees and report.answers == run.answers, report.lines()
+    kinds = [msgspec.json.decode(each.data)["kind"] for each in run.recording.passes]
+    assert ["pass", "pass"] in [[one, other] for one, other in pairwise(k for k in kinds if k in ("pass", "commit"))]
+
+
+@pytest.mark.night
+def test_whole_passes_that_are_replayed_as_graphs(ahead, monkeypatch):
+    monkeypatch.setattr(build, "choose_graphs", lambda *_: True)
+    monkeypatch.setattr(executor, "CudaRecord", lambda _: recorded_graphs.record)
+    config = ServiceConfig(model="demo-flow", device="cpu", max_sessions=1, max_prompt_tokens=16)
+    run = ScriptedRun(RobotScript(config=config, pace=Pace(1), answers=8, lost_workers=0))
+    report = replay_exactly(run.run())
+    assert report.agrees and report.answers == run.answers, report.lines()
+    every = [msgspec.json.decode(each.data) for each in run.recording.passes]
+    planned = [each for each in every if each.get("planned")]
+    assert all("whole=True" in each["ran"] for each in planned)
+
+    def in_another_shape(number: int, record: dict[str, Any]) -> dict[str, Any]:
+        return record | {"ran": "other"} if record.get("planned") else record
+
+    found = replay_exactly(changed(run.recording, in_another_shape)).first
+    assert found is not None and found.what == "shape" and found.number == 0
