@@ -41,8 +41,8 @@ class ReplayDifference:
     seq: int
     """The frame."""
     number: int | None = None
-    """The pass of the outcome or answer. For other pixels: the pass in which their frame began, or the next frame of its
-    epoch, whose history has it; None = none began.
+    """The pass of the outcome or answer. For other pixels: the pass in which their frame began, or the next frame of
+    its epoch, whose history has it; None = none began.
     """
     row: int | None = None
     """Row of a chunk, or index of a token."""
