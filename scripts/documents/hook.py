@@ -6,6 +6,7 @@ to are shown below files/: as they are if a browser shows them, else as a page o
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import shutil
@@ -89,13 +90,15 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Remove what only a public site needs."""
+    """Remove what only a public site needs, and the indentation of result files, a third of their size."""
     site = Path(config.site_dir)
     for path in [*site.rglob("*.map"), *(site / name for name in UNNEEDED)]:
         if path.is_dir():
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+    for path in (site / "files").rglob("*.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n")
 
 
 def site_uri(path: str) -> str:
