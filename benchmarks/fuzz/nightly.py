@@ -49,6 +49,7 @@ PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
 ARCHIVE = "build/images/nightly-{}.tar"
 CHAOS = (*PYTHON, "benchmarks.chaos")
+WITHOUT_FUSE = ("recorder killed", "service killed", "all killed", "disk full", "directory removed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ PARTS = (
         ),
     ),
     NightlyPart("lerobot", 20, (NightlyStep("lerobot", ("scripts/lerobot-check",), result=False),)),
+    NightlyPart(
+        "recording",
+        25,
+        (
+            NightlyStep("recording-exact", (*PYTHON, "benchmarks.recording.exact"), ("--answers", 20_000)),
+            NightlyStep("recording-overhead", (*PYTHON, "benchmarks.recording.overhead"), ("--seconds", 20.0)),
+            NightlyStep("recording-faults", (*PYTHON, "benchmarks.recording.faults", *WITHOUT_FUSE)),
+        ),
+    ),
     NightlyPart("kernels", 10, (NightlyStep("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),
     *(
         NightlyPart(suite, 40, (NightlyStep(f"fresh-{suite}", ("scripts/fresh-machine", suite), result=False),))
