@@ -79,7 +79,8 @@ def _naming_what_is_missing(line: LabCommand) -> Iterator[None]:
         missing = error.name or ""
         if missing.startswith("edgeflow.lab"):
             raise DependencyError(f"{line.name}: this installation has no laboratory (edgeflow/lab)") from None
-        raise DependencyError(f"{line.name}: {missing} is not installed; {how_to_install(line.extra)}") from None
+        extra = "demo" if missing == "matplotlib" else line.extra  # plots are in no extra of recordings
+        raise DependencyError(f"{line.name}: {missing} is not installed; {how_to_install(extra)}") from None
 
 
 def lazy(line: LabCommand) -> type[TyperCommand]:

@@ -31,7 +31,7 @@ from edgeflow.commands.options import (
 from edgeflow.config.devices import PROFILE_HELP
 from edgeflow.console import progress_bar
 from edgeflow_client.clock import MonotonicClock
-from edgeflow_client.errors import EdgeflowError, StartError
+from edgeflow_client.errors import ConfigError, EdgeflowError, StartError
 
 if TYPE_CHECKING:
     from edgeflow.service.host.output import Output
@@ -124,6 +124,10 @@ def serve(
             from edgeflow.service.run import run_service
 
             settings = load_config(config, overrides_of(given, options))
+            if record == "":  # an unset variable: nobody means to record nothing
+                raise ConfigError("record: is empty: name a directory, or leave --record out")
+            if record_cameras is not None and not settings.recording.on:
+                raise ConfigError("record-cameras: nothing is recorded: give --record DIR or --live, too")
             check_recording(settings.recording)
             # before anything runs that a download would keep waiting
             fetch_configured(settings, lambda name: log.event("fetching", model=name))

@@ -68,10 +68,11 @@ class ServiceRecording:
         """Where records go, what they hold and when they are deleted, in one line."""
         where, config = [], self._config
         if config.directory:
-            where.append(f"to {config.directory}, beyond {config.budget_gib:g} GiB the oldest are deleted")
+            kept = f"the oldest are deleted beyond {config.budget_gib:g} GiB"
+            where.append(f"to {Path(config.directory).expanduser().absolute()}, where {kept}")
         if config.live_port is not None:
             where.append(f"live for Foxglove on {self._address or 'a free port of 127.0.0.1'}")
-        return f"{'; '.join(where)}; with {IMAGES[config.cameras]}, instructions and states"
+        return f"{' and '.join(where)}: instructions, states, actions, {IMAGES[config.cameras]}"
 
     def start(self) -> None:
         """Start the process that writes."""

@@ -37,13 +37,19 @@ def test_an_installation_without_laboratory_says_so(monkeypatch: pytest.MonkeyPa
         loaded(COMMANDS[0])
 
 
-def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("command", "library", "extra"),
+    [("demo", "mujoco", "demo"), ("recording compare", "mcap", "record"), ("recording compare", "matplotlib", "demo")],
+)
+def test_a_library_that_is_missing_is_named_with_its_extra(
+    command: str, library: str, extra: str, monkeypatch: pytest.MonkeyPatch
+):
     def missing(name: str) -> None:
-        raise ModuleNotFoundError(name="mujoco")
+        raise ModuleNotFoundError(name=library)
 
     monkeypatch.setattr(laboratory.importlib, "import_module", missing)
-    with pytest.raises(DependencyError, match=r"mujoco is not installed.*\[demo\]"):
-        loaded(COMMANDS[0])
+    with pytest.raises(DependencyError, match=rf"{library} is not installed.*\[{extra}\]"):
+        loaded(next(each for each in COMMANDS if each.name == command))
 
 
 def test_a_command_runs_with_its_own_options():

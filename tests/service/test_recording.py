@@ -128,6 +128,8 @@ async def test_foxglove_can_watch_on_loopback(checkpoint):
         (["--record", "{file}/below"], "recording.directory: {file} is not a directory: name another one"),
         (["--record", "/proc/none"], "recording.directory: "),
         (["--record", "x", "--record-cameras", "some"], "recording.cameras: "),
+        (["--record", ""], "record: is empty: name a directory"),
+        (["--record-cameras", "none"], "record-cameras: nothing is recorded: give --record DIR or --live"),
         (["--live", "--set", "recording.live_port=70000"], "recording.live_port: 70000 should be"),
     ],
 )

@@ -19,6 +19,7 @@ from typing import Concatenate, ParamSpec
 
 import msgspec
 
+from edgeflow_client import __version__
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.connection.link import Incidents
 from edgeflow_client.connection.wire import (
@@ -90,7 +91,9 @@ class RobotRecording:
         """directory: of the files. address: of the service. ConfigError if nothing can be recorded there."""
         self.incidents = Incidents("the recording")
         self._address = address
-        self._settings = RecorderSettings(directory=str(directory.expanduser()), source="robot")
+        self._settings = RecorderSettings(
+            directory=str(directory.expanduser()), source="robot", facts={"edgeflow": __version__}
+        )
         check_recorder(self._settings)
         self._lock = threading.Lock()
         self._process = 0

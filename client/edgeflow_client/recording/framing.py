@@ -87,7 +87,7 @@ def _frame(stream: BinaryIO, rest: int) -> tuple[int, int]:
     """Opcode and length of the next record."""
     data = stream.read(_FRAME.size)
     if not data:
-        raise _Unreadable("it has no end: its recorder was killed, its disk failed, or it is still written")
+        raise _Unreadable("it has no end: it is still being written, its recorder was killed, or its disk failed")
     if len(data) < _FRAME.size:
         raise _Unreadable("a record is cut off")
     opcode, length = _FRAME.unpack(data)

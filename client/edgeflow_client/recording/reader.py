@@ -53,7 +53,9 @@ class Recording:
                 raise InvalidArgument(f"{path.name} is of another run than the files before it", field="recording")
         if not self.facts:
             named = ", ".join(path.name for path in self.paths[:3]) or "nothing"
-            raise InvalidArgument(f"{named} has no facts of a recording by edgeflow", field="recording")
+            raise InvalidArgument(
+                f"{named} is not a recording by edgeflow, or its beginning is damaged", field="recording"
+            )
         if self.facts.get("format") != FORMAT:
             raise InvalidArgument(
                 f"it has format {self.facts.get('format')!r}, and this version reads {FORMAT!r}", field="recording"
@@ -72,7 +74,10 @@ class Recording:
         except OSError as error:
             raise InvalidArgument(f"{str(path)!r}: {error.strerror}", field="recording") from None
         if not found:
-            raise InvalidArgument(f"{str(path)!r} has no recording{f' of run {run}' if run else ''}", field="recording")
+            what = (
+                f" of run {run}: `edgeflow recording info` lists the runs" if run else ": name a file or another folder"
+            )
+            raise InvalidArgument(f"{str(path)!r} has no recording{what}", field="recording")
         return cls(found[-1].files)
 
     @property

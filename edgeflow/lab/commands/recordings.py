@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -23,7 +24,9 @@ from edgeflow.lab.commands.options import Device
 
 TOLERANCE = 1e-4
 Recorded = Annotated[Path, typer.Argument(help="File of a recording, or a folder of recordings.")]
-Run = Annotated[str, typer.Option(help="In a folder, the run to read, such as 1f2e3d4c; default: the newest.")]
+Run = Annotated[
+    str, typer.Option(help="In a folder, the run to read, such as 1f2e3d4c; default: the one written last.")
+]
 Sessions = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--session", metavar="N", help="Session to take, as `info` lists it; default: all. Repeatable."),
@@ -75,7 +78,7 @@ def recording_replay(
 
     Exits with code 1 if answers to the same frame differ by more than the tolerance, or a session was ended early.
     """
-    from edgeflow.lab.recordings.command import exact_command, replay_command, speed_of
+    from edgeflow.lab.recordings.command import RECORDED, exact_command, replay_command, speed_of
     from edgeflow.lab.recordings.replay import ReplayPlan
     from edgeflow_client.connection.credentials import Credentials, check_address
     from edgeflow_client.errors import ConfigError
@@ -83,6 +86,17 @@ def recording_replay(
     if (to is None) is not exact:
         raise ConfigError("to: give --to HOST:PORT, the address of a service, or --exact")
     if to is None:
+        ignored = {
+            "rate": rate != RECORDED,
+            "session": sessions,
+            "tolerance": tolerance != TOLERANCE,
+            "tls-ca": tls_ca,
+            "tls-cert": tls_cert,
+            "tls-key": tls_key,
+            "token-file": token_file,
+        }
+        if named := [name for name, given in ignored.items() if given]:
+            raise ConfigError(f"{named[0]}: is for --to; --exact runs every recorded pass, so leave it out")
         raise typer.Exit(exact_command(path, run, model, as_json))
     if model is not None:
         raise ConfigError("model: is for --exact; a service has its own")
@@ -117,6 +131,8 @@ def recording_compare(
     from edgeflow.lab.recordings.compare import ComparePlan
     from edgeflow.lab.recordings.compare_report import compare_command
 
+    if plot is not None:
+        importlib.import_module("matplotlib")  # missing? say so before anything is computed
     plan = ComparePlan(
         models=tuple(models or ()),
         settings=overrides_of(given, {"device": device}),

@@ -184,7 +184,8 @@ def _first_engine(recording: PassSource) -> EngineFacts:
     """The facts of the first worker."""
     if recording.facts.get("cameras", "all") != "all":
         raise FailedPrecondition(
-            f"has its cameras as {recording.facts['cameras']}: an exact replay needs --record-cameras all",
+            f"has its cameras as {recording.facts['cameras']}: an exact replay needs every image; "
+            "record again with --record-cameras all",
             field="recording",
         )
     for stored in recording.records(PASS_TOPIC):

@@ -148,7 +148,8 @@ class ExactReport:
             found.append(f"largest difference: {self.largest.text}, {self.largest_part:.2%} of the range")
         if self.stopped:
             found.append(f"stopped: {self.stopped}")
-        found.append(f"agrees {how}" if self.agrees else f"does not agree {how}")
+        verdict = f"agrees {how}" if self.agrees else f"does not agree {how}"
+        found.append(verdict if self.answers else "nothing to compare: no answer was recorded, or none is comparable")
         return found
 
     def as_json(self) -> dict[str, Any]:

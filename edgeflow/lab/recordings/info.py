@@ -242,7 +242,7 @@ def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
 def _robot_text(session: StoredSession) -> str:
     opening = session.opening
     if opening is None:
-        return "the record of its opening was lost"
+        return "not opened, or the record of its opening was lost"
     who = [opening.principal or opening.peer, opening.front and f"by {opening.front}"]
     instructions = list(dict.fromkeys(each.instruction for each in session.epochs if each.instruction))
     shown = [f'"{instructions[0][:60]}"'] if instructions else []
@@ -292,7 +292,7 @@ def _needs_text(engine: EngineFacts) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in engine.libraries.items())
     return (
         f"edgeflow {engine.version}; {engine.device}, {engine.machine} with {engine.cpu_capability}, "
-        f"{engine.threads} threads; {engine.dtype}, KV {engine.kv_format}; {libraries}"
+        f"{engine.threads} thread{'s' * (engine.threads != 1)}; {engine.dtype}, KV {engine.kv_format}; {libraries}"
     )
 
 

@@ -135,7 +135,7 @@ def test_hostile_lengths_are_damage_and_ask_for_no_memory(tmp_path, name):
 
 def test_what_is_no_recording_is_rejected(tmp_path):
     (tmp_path / "notes.mcap").write_bytes(b"notes")
-    with pytest.raises(InvalidArgument, match=r"notes.mcap has no facts of a recording"):
+    with pytest.raises(InvalidArgument, match=r"notes.mcap is not a recording by edgeflow"):
         Recording.open(tmp_path / "notes.mcap")
     with pytest.raises(InvalidArgument, match="has no recording"):
         Recording.open(tmp_path)

@@ -141,7 +141,7 @@ def test_at_most_a_second_is_lost_when_all_are_killed(tmp_path):
     (*_, (last, _)) = recording.sessions()
     assert killed_ns - last.time_ns < 1_000_000_000
     (damage,) = recording.damage
-    assert "it has no end: its recorder was killed" in damage.text
+    assert "its recorder was killed" in damage.text
 
 
 def test_a_stalled_recorder_costs_records_and_delays_no_producer(record, tmp_path, eventually):

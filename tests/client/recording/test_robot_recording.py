@@ -15,6 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
+from edgeflow_client import __version__
 from edgeflow_client.connection.recording import RobotRecording
 from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import ConfigError, DependencyError, InvalidArgument
@@ -52,7 +53,7 @@ def read(directory: Path) -> list[Read]:
     recording = Recording.open(directory)
     found = list(recording.sessions())
     assert not recording.damage
-    assert recording.facts["source"] == "robot"
+    assert recording.facts["source"] == "robot" and recording.facts["edgeflow"] == __version__
     times = [record.time_ns for record, _ in found]
     assert times == sorted(set(times))
     return found

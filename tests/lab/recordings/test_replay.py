@@ -167,6 +167,7 @@ def test_wrong_input_is_named(plugin, recording: Path, checkpoint: Path, tmp_pat
         (InvalidArgument, "has no recording", ["info", tmp_path / "empty"]),
         (ConfigError, "to: give --to HOST:PORT", ["replay", recording]),
         (ConfigError, "to: give --to HOST:PORT", ["replay", recording, "--exact", "--to", "h:1"]),
+        (ConfigError, "session: is for --to; --exact", ["replay", recording, "--exact", "--session", 9]),
         (ConfigError, "model: is for --exact", ["replay", recording, "--to", "h:1", "--model", "demo"]),
         (FailedPrecondition, "passes", ["replay", recording, "--exact"]),
         (ConfigError, "rate: must be recorded, full or", ["replay", recording, "--to", "h:1", "--rate", "fast"]),
