@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -132,7 +131,7 @@ def recording_compare(
     from edgeflow.lab.recordings.compare_report import compare_command
 
     if plot is not None:
-        importlib.import_module("matplotlib")  # missing? say so before anything is computed
+        import matplotlib  # noqa: F401 - missing? say so before anything is computed
     plan = ComparePlan(
         models=tuple(models or ()),
         settings=overrides_of(given, {"device": device}),
