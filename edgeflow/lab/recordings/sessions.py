@@ -246,10 +246,7 @@ def chosen_sessions(sessions: dict[str, StoredSession], chosen: Sequence[str]) -
             raise InvalidArgument(f"{each} is not one of {', '.join(sessions)}", field="session")
     wanted = [each for each in sessions.values() if not chosen or {each.label, str(each.number)} & set(chosen)]
     if not any(each.frames for each in wanted):
-        raise InvalidArgument(
-            "has no frames of these sessions; `edgeflow recording info` lists sessions, and other runs for --run",
-            field="path",
-        )
+        raise InvalidArgument("has no frames of these sessions", field="path")
     return [each for each in wanted if each.frames]
 
 
@@ -268,9 +265,7 @@ def check_images(source: SessionSource, sessions: list[StoredSession]) -> None:
             continue
         if kept != "all" or not session.frames_with_images:
             what = {"none": "without images", "thumbnails": "with thumbnails only"}.get(kept, "without its images")
-            text = (
-                f"session {session.label} was recorded {what}; its frames need them: record with --record-cameras all"
-            )
+            text = f"session {session.label} was recorded {what}; its frames need them: record with cameras `all`"
             raise FailedPrecondition(text, field="path")
 
 
