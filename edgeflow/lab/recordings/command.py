@@ -13,7 +13,7 @@ from rich.markup import escape
 from edgeflow.lab.progress import reporting
 from edgeflow.lab.recordings.info import open_recording, summarise_recording
 from edgeflow.lab.recordings.replay import ReplayedSession, ReplayPlan, SessionReplay, reasons_to_differ
-from edgeflow.lab.recordings.sessions import sessions_with_images
+from edgeflow.lab.recordings.sessions import choose_sessions
 from edgeflow.lab.recordings.stream import counted
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.measure import distribution
@@ -51,7 +51,7 @@ def speed_of(text: str) -> float | None:
 def replay_command(path: Path, plan: ReplayPlan, *, run: str, chosen: Sequence[str], as_json: bool) -> int:
     """Replay sessions to a service and print where answers part; 1 if some do, or a session ended early."""
     recording = open_recording(path, run)
-    sessions = sessions_with_images(recording, chosen)
+    sessions = choose_sessions(recording, chosen)
     with reporting(Console(stderr=True)) as report:
         replayed = asyncio.run(SessionReplay(recording, sessions, plan, report).run())
     reasons = list(reasons_to_differ(plan, replayed, sessions))

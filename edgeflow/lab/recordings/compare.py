@@ -19,8 +19,9 @@ from edgeflow.in_process.observation import DELAY, INSTRUCTION, MOST_STAMP_NS, S
 from edgeflow.in_process.policy import LocalPolicy
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
-from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, pixels_of, read_frames
+from edgeflow.lab.recordings.sessions import StoredFrame, StoredSession, decode_images, read_frames
 from edgeflow_client.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, RequestError
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.types import ActionSchema
 
 MODELS = 2
@@ -127,9 +128,9 @@ class ModelComparison:
     """Lets two models answer recorded sessions."""
 
     def __init__(
-        self, source: SessionSource, plan: ComparePlan, models: Sequence[ComparedModel], report: Report
+        self, recording: Recording, plan: ComparePlan, models: Sequence[ComparedModel], report: Report
     ) -> None:
-        self._source = source
+        self._recording = recording
         self._plan = plan
         self._models = models
         self._report = report
@@ -154,7 +155,7 @@ class ModelComparison:
             recorded=tuple(self._to_recorded(session, model) for model in self._models),
             actions=([], []),
         )
-        for index, frame in enumerate(read_frames(self._source, session.label)):
+        for index, frame in enumerate(read_frames(self._recording, session.label)):
             self._done += 1
             self._report("compare", self._done, self._total)
             if index % self._plan.every == 0:
@@ -175,14 +176,11 @@ class ModelComparison:
         """Let both models answer a frame, in turns first."""
         observed = frame.observation
         at_s = (observed.time_ns - session.first_ns) / 1e9
-        try:
-            images = {
-                camera.name: pixels_of(image, camera, observed.seq)
-                for camera, image in zip(session.cameras, frame.images, strict=True)
-            }
-        except (ValueError, InvalidArgument):  # fewer images than cameras, or damaged ones
+        pixels = decode_images(frame.images, session.cameras)
+        if pixels is None:
             found.undecodable += 1
             return
+        images = {camera.name: image for camera, image in zip(session.cameras, pixels, strict=True)}
         places = (0, 1) if found.between.compared % 2 == 0 else (1, 0)
         answers: dict[int, Rows | None] = {
             place: self._models[place].answer(session, frame, images) for place in places

@@ -14,7 +14,7 @@ from edgeflow.lab.outputs import check_writable, writing
 from edgeflow.lab.progress import reporting
 from edgeflow.lab.recordings.compare import ComparedModel, ComparedSession, ComparePlan, ModelComparison, load_models
 from edgeflow.lab.recordings.info import open_recording
-from edgeflow.lab.recordings.sessions import sessions_with_images
+from edgeflow.lab.recordings.sessions import choose_sessions
 from edgeflow.lab.recordings.stream import counted
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.loadtest.measure import distribution
@@ -31,7 +31,7 @@ def compare_command(
             raise ConfigError(f"plot: {plot} is not the name of a PNG file")
         check_writable(plot.absolute().parent)
     recording = open_recording(path, run)
-    sessions = sessions_with_images(recording, chosen)
+    sessions = choose_sessions(recording, chosen)
     with ExitStack() as stack:
         models = load_models(plan, stack)
         with reporting(Console(stderr=True)) as report:

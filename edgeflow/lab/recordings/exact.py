@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import torch
@@ -26,38 +25,9 @@ from edgeflow.version import __version__
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.facts import engine_facts
 from edgeflow_client.errors import CheckpointError, ConfigError, FailedPrecondition
-from edgeflow_client.recording.records import AnySessionRecord
+from edgeflow_client.recording.reader import Recording
 
 SHOWN_EVERY = 100  # records
-
-
-class NumberedRecord(Protocol):
-    """A record as it lies in a recording."""
-
-    @property
-    def number(self) -> int:
-        """Its number on its topic; lost records are counted."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """JSON."""
-        ...
-
-
-class PassSource(Protocol):
-    """A recording (edgeflow_client.recording.reader.Recording)."""
-
-    @property
-    def facts(self) -> dict[str, str]: ...
-
-    def records(self, topic: str) -> Iterator[NumberedRecord]:
-        """The records of a topic by number, each once."""
-        ...
-
-    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
-        """The records of sessions, each frame with its images."""
-        ...
 
 
 class _StatedVersion(msgspec.Struct):
@@ -70,7 +40,7 @@ class _EngineOfAnyVersion(msgspec.Struct):
     facts: _StatedVersion
 
 
-def replay_exactly(recording: PassSource, model: str | None = None, progress: Report | None = None) -> ExactReport:
+def replay_exactly(recording: Recording, model: str | None = None, progress: Report | None = None) -> ExactReport:
     """Replay the passes of a recording on this machine.
 
     model: where the checkpoint lies, if not where it was. progress: receives the number of records done.
@@ -94,7 +64,7 @@ def replay_exactly(recording: PassSource, model: str | None = None, progress: Re
 def replay_on(
     built: BuiltEngine,
     config: ServiceConfig,
-    recording: PassSource,
+    recording: Recording,
     report: ExactReport,
     progress: Report | None = None,
 ) -> None:
@@ -180,7 +150,7 @@ def _check_version(recorded: str) -> None:
         )
 
 
-def _first_engine(recording: PassSource) -> EngineFacts:
+def _first_engine(recording: Recording) -> EngineFacts:
     """The facts of the first worker."""
     if recording.facts.get("cameras", "all") != "all":
         raise FailedPrecondition(
@@ -210,7 +180,7 @@ def _check_other_version(data: bytes) -> None:
     _check_version(stated.facts.version)
 
 
-def _typed(recording: PassSource) -> Iterator[tuple[int, AnyPassRecord | None]]:
+def _typed(recording: Recording) -> Iterator[tuple[int, AnyPassRecord | None]]:
     """The records of passes with their numbers; None for one that cannot be read."""
     decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
     for stored in recording.records(PASS_TOPIC):

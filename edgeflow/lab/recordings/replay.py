@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
-from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, read_frames
+from edgeflow.lab.recordings.sessions import StoredFrame, StoredSession, read_frames
 from edgeflow.lab.recordings.stream import ReplayedAnswer, ReplayStream
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
 from edgeflow_client.connection.wire import Opened
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.types import ActionSchema
 
 ANSWER_S = 10.0  # time limit for the outcome of a frame
@@ -122,13 +123,13 @@ class SessionReplay:
 
     def __init__(
         self,
-        source: SessionSource,
+        recording: Recording,
         sessions: Sequence[StoredSession],
         plan: ReplayPlan,
         report: Report,
         clock: Clock | None = None,
     ) -> None:
-        self._source = source
+        self._recording = recording
         self._sessions = sessions
         self._plan = plan
         self._report = report
@@ -193,7 +194,7 @@ class SessionReplay:
         """Send the frames of a session, and wait for the answers to the last ones."""
         cameras = len(session.cameras)
         last: StoredFrame | None = None
-        frames = read_frames(self._source, session.label)
+        frames = read_frames(self._recording, session.label)
         while (frame := await asyncio.to_thread(next, frames, None)) is not None:
             observation = frame.observation
             replayed.expect(frame, (observation.time_ns - session.first_ns) / 1e9)

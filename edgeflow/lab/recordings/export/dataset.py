@@ -35,12 +35,12 @@ from edgeflow.lab.recordings.export.layout import (
 from edgeflow.lab.recordings.export.statistics import (
     FeatureStatistics,
     ImageStatistics,
-    Pixels,
     listed,
     over_episodes,
     vector_statistics,
 )
 from edgeflow.lab.recordings.export.video import VideoCodec, VideoFile
+from edgeflow.lab.recordings.sessions import Pixels
 from edgeflow_client.errors import ConfigError
 
 ROW_GROUP_BYTES = 16 << 20  # of images

@@ -22,19 +22,12 @@ from edgeflow.lab.recordings.export.sampling import (
     SampledEpoch,
     SampledFrame,
     SessionSampler,
-    observation_rate,
     schema_of,
 )
 from edgeflow.lab.recordings.export.video import best_codec, check_size
-from edgeflow.lab.recordings.sessions import (
-    SessionSource,
-    StoredSession,
-    check_images,
-    chosen_sessions,
-    labelled,
-    read_sessions,
-)
+from edgeflow.lab.recordings.sessions import StoredSession, choose_sessions, labelled
 from edgeflow_client.errors import ConfigError, FailedPrecondition
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import RecordedObservation
 from edgeflow_client.types import StateSpec
 
@@ -43,8 +36,6 @@ SOURCE_FILE = "edgeflow.json"
 """In `meta`: the outcome of the export. LeRobot does not read it."""
 
 
-MOST_TIMED = 1000
-"""Observations of a session by which its rate is found."""
 _Value = TypeVar("_Value")
 
 
@@ -70,7 +61,7 @@ class ExportedDataset:
 
 
 def export_sessions(
-    source: SessionSource,
+    recording: Recording,
     out: Path,
     *,
     fps: int | None = None,
@@ -85,9 +76,8 @@ def export_sessions(
     FailedPrecondition for what the recording lacks. Nothing is left at `out` then.
     """
     _check_new(out)
-    sessions = chosen_sessions(read_sessions(source), chosen)
-    check_images(source, sessions)
-    rates = _rates(source, sessions)
+    sessions = choose_sessions(recording, chosen)
+    rates = {each.label: each.rate_hz for each in sessions}
     if fps is None:
         fps = max(round(max(rates.values())), 1)
     features = _features(sessions, fps, video)
@@ -99,7 +89,7 @@ def export_sessions(
             sampler = SessionSampler(session, fps, 1e9 / rate if rate else 1e9 / fps)
             samplers.append(sampler)
             sink = _EpisodeSink(writer, session, features)
-            for label, record, images in labelled(source):
+            for label, record, images in labelled(recording):
                 if label == session.label:
                     for frame in sampler.add(record, images):
                         sink.take(frame)
@@ -119,7 +109,7 @@ def export_sessions(
             tasks=writer.tasks,
             video=features.codec.name if features.codec and features.cameras else "",
             recorded_hz={label: round(rate, 3) for label, rate in rates.items()},
-            facts=dict(source.facts),
+            facts=dict(recording.facts),
             epochs=[epoch for sampler in samplers for epoch in sampler.epochs],
             notices=_notices(sessions, fps),
         )
@@ -178,21 +168,6 @@ def _new_folder(out: Path) -> Iterator[Path]:
             folder.rename(out)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rates(source: SessionSource, sessions: Sequence[StoredSession]) -> dict[str, float]:
-    """Observations per second of each session, by the robot's stamps of the first ones with images."""
-    stamps: dict[str, list[int]] = {session.label: [] for session in sessions}
-    missing = {each.label: each.frames_with_images if each.cameras else each.frames for each in sessions}
-    missing = {label: min(frames, MOST_TIMED) for label, frames in missing.items()}
-    seeing = {session.label for session in sessions if session.cameras}
-    for label, record, images in labelled(source):
-        if missing.get(label) and isinstance(record, RecordedObservation) and (images or label not in seeing):
-            stamps[label].append(record.stamp_ns)
-            missing[label] -= 1
-            if not any(missing.values()):
-                break
-    return {label: observation_rate(np.array(each)) for label, each in stamps.items()}
 
 
 def _features(sessions: Sequence[StoredSession], fps: int, video: bool) -> DatasetFeatures:

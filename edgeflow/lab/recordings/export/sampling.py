@@ -13,12 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from edgeflow.lab.recordings.export.statistics import Pixels
-from edgeflow.lab.recordings.sessions import Images, StoredSession, pixels_of
-from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow.lab.recordings.sessions import Images, Pixels, StoredSession, decode_images
+from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.recording.records import (
     AnySessionRecord,
     RecordedAnswer,
@@ -241,14 +237,7 @@ class _EpochSampler:
     def _decoded(self) -> tuple[Pixels, ...] | None:
         """The images of the observation, decoded once; None if one cannot be decoded."""
         if self._pixels is None:
-            record, images = self._observation
-            try:
-                self._pixels = tuple(
-                    pixels_of(image, camera, record.seq)
-                    for image, camera in zip(images, self._session.cameras, strict=True)
-                )
-            except InvalidArgument:
-                return None
+            self._pixels = decode_images(self._observation[1], self._session.cameras)
         return self._pixels
 
     def _commanded(self, answer: RecordedAnswer) -> _Commanded | None:
@@ -274,10 +263,3 @@ def schema_of(session: StoredSession) -> ActionSchema:
     if schema is None:
         raise FailedPrecondition(f"session {session.label}: its opening has no action schema", field="path")
     return schema
-
-
-def observation_rate(stamps_ns: npt.NDArray[np.int64]) -> float:
-    """Observations per second by the median time between stamps; 0 for fewer than two."""
-    steps = np.diff(stamps_ns)
-    steps = steps[steps > 0]
-    return 1e9 / float(np.median(steps)) if len(steps) else 0.0

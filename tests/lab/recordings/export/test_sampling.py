@@ -15,7 +15,7 @@ from edgeflow.lab.recordings.export.sampling import (
     SessionSampler,
 )
 from edgeflow.lab.recordings.sessions import labelled, read_sessions
-from tests.lab.recordings.export.made_up import SCHEMA, MadeUp, picture, steady
+from tests.lab.recordings.made_up import SCHEMA, MadeUp, picture, steady
 
 
 def sampled(source: MadeUp, fps: int = 10) -> tuple[list[SampledFrame], SessionSampler]:
