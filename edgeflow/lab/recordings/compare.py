@@ -95,9 +95,7 @@ class ComparedModel:
             observation[DELAY] = min(self._delay_ms, most_ms)
         begun = time.perf_counter()
         try:
-            chunk = self.policy.infer(
-                {**observation, INSTRUCTION: observed.instruction, STAMP: stamp_ns}, session.label
-            )
+            chunk = self.policy.infer(observation, session.label)
         except (RequestError, Internal) as error:
             self.failed[error.text] += 1
             return None
@@ -122,6 +120,15 @@ class ComparedSession:
     """The first row of recorded answers, NaN where a frame was not answered."""
     undecodable: int = 0
     """Frames whose images are missing or damaged."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The differences as JSON values."""
+        return {
+            "session": self.label,
+            "undecodable": self.undecodable,
+            "between": self.between.to_json(),
+            "to_recorded": [each and each.to_json() for each in self.recorded],
+        }
 
 
 class ModelComparison:

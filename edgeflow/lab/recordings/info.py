@@ -11,13 +11,9 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
-from edgeflow.lab.recordings.sessions import StoredSession, read_sessions
-from edgeflow.lab.recordings.stream import counted
+from edgeflow.lab.recordings.sessions import StoredSession, counted, milliseconds, read_sessions
 from edgeflow.pass_records import PASS_TOPIC, EngineFacts, EngineRecord
-from edgeflow_client.errors import InvalidArgument
-from edgeflow_client.loadtest.measure import distribution
 from edgeflow_client.loadtest.terminal import FoldingTable
-from edgeflow_client.recording.framing import Damage
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import TOPIC
 from edgeflow_client.recording.runs import RecordedRun, runs
@@ -32,11 +28,7 @@ COPIED = ("engine", "opened")
 class RecordingSummary:
     """Everything that `edgeflow recording info` says about a run."""
 
-    facts: dict[str, str]
-    """Facts that the recorder states: versions, source, cameras."""
-    files: tuple[Path, ...]
-    sizes: tuple[int, ...]
-    """Bytes of each file."""
+    recording: Recording
     others: tuple[RecordedRun, ...]
     """Other runs in the same folder, the oldest first."""
     sessions: dict[str, StoredSession]
@@ -46,7 +38,6 @@ class RecordingSummary:
     """Records of passes; 0 = they were not recorded, and no exact replay is possible."""
     lost: dict[str, int]
     """Lost records by topic."""
-    damage: tuple[Damage, ...]
 
     @property
     def first_ns(self) -> int:
@@ -66,8 +57,8 @@ class RecordingSummary:
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
         return {
-            "facts": self.facts,
-            "files": [{"file": str(path), "bytes": size} for path, size in zip(self.files, self.sizes, strict=True)],
+            "facts": self.recording.facts,
+            "files": [{"file": str(path), "bytes": path.stat().st_size} for path in self.recording.paths],
             "other_runs": [
                 {"run": each.name, "start": each.start.isoformat(), "bytes": each.size_bytes} for each in self.others
             ],
@@ -77,13 +68,17 @@ class RecordingSummary:
             "engines": [msgspec.to_builtins(each) for each in self.engines],
             "pass_records": self.passes,
             "lost": self.lost,
-            "damage": [{"file": str(each.file), "offset": each.offset, "text": each.text} for each in self.damage],
+            "damage": [
+                {"file": str(each.file), "offset": each.offset, "text": each.text} for each in self.recording.damage
+            ],
             "sessions": [_session_json(each) for each in self.sessions.values()],
         }
 
     def tables(self) -> Iterator[FoldingTable]:
         """The recording, and its sessions."""
-        table = FoldingTable("", "", title=escape(f"recording {self.facts.get('run', '')}".rstrip()), show_header=False)
+        table = FoldingTable(
+            "", "", title=escape(f"recording {self.recording.facts.get('run', '')}".rstrip()), show_header=False
+        )
         for name, text in self._rows():
             table.add_row(name, escape(text))
         yield table
@@ -91,13 +86,15 @@ class RecordingSummary:
             yield _sessions_table(list(self.sessions.values()))
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        source = {"service": "a service", "robot": "a robot's SDK"}.get(self.facts.get("source", ""), "unknown")
-        yield "recorded by", f"{source}, edgeflow {self.facts.get('edgeflow', self.facts.get('version', 'unknown'))}"
+        facts, paths = self.recording.facts, self.recording.paths
+        source = {"service": "a service", "robot": "a robot's SDK"}.get(facts.get("source", ""), "unknown")
+        yield "recorded by", f"{source}, edgeflow {facts.get('edgeflow', facts.get('version', 'unknown'))}"
         if self.first_ns:
             yield "frames", f"from {moment(self.first_ns)} on, for {_duration((self.last_ns - self.first_ns) / 1e9)}"
-        kept = self.facts.get("cameras", "")
+        kept = facts.get("cameras", "")
         yield "cameras", CAMERAS.get(kept, kept or "unknown")
-        yield "files", f"{len(self.files)} with {_size(sum(self.sizes))}, the newest {self.files[-1].name}"
+        size = sum(path.stat().st_size for path in paths)
+        yield "files", f"{len(paths)} with {_size(size)}, the newest {paths[-1].name}"
         for each in self.others:
             yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {_size(each.size_bytes)}"
         for index, engine in enumerate(self.engines):
@@ -109,14 +106,13 @@ class RecordingSummary:
             yield "passes", "not recorded: it can be replayed by tolerance, not exactly"
         lost = sum(self.lost.values())
         yield "lost records", counted(self.lost) if lost else "none"
-        for damaged in self.damage:
+        for damaged in self.recording.damage:
             yield "damage", f"{damaged.file.name} is read up to byte {damaged.offset}: {damaged.text}"
 
 
 def summarise_recording(recording: Recording, folder: Path | None = None) -> RecordingSummary:
     """Read a whole recording. folder: where it was found, if other runs may be there."""
     sessions = read_sessions(recording)
-    damage = list(recording.damage)
     engines: list[EngineFacts] = []
     tallies = {TOPIC: _NumberTally(), PASS_TOPIC: _NumberTally()}
     for topic, tally in tallies.items():
@@ -129,15 +125,12 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
     found = [] if folder is None else runs(folder)
     others = tuple(each for each in found if not set(each.files) & set(recording.paths))
     return RecordingSummary(
-        facts=recording.facts,
-        files=recording.paths,
-        sizes=tuple(path.stat().st_size for path in recording.paths),
+        recording=recording,
         others=others,
         sessions=sessions,
         engines=tuple(engines),
         passes=tallies[PASS_TOPIC].count,
         lost={"sessions": tallies[TOPIC].lost, "passes": tallies[PASS_TOPIC].lost},
-        damage=tuple(damage),
     )
 
 
@@ -174,13 +167,6 @@ def _engine_of(data: bytes) -> EngineFacts | None:
         return None
 
 
-def open_recording(path: Path, run: str = "") -> Recording:
-    """The recording of a file, or of a folder's newest run; InvalidArgument if there is none."""
-    if not path.exists():
-        raise InvalidArgument(f"{path} does not exist: name a file, or a folder of recordings", field="path")
-    return Recording.open(path, run)
-
-
 def moment(time_ns: int) -> str:
     """A time since 1970 for people, in UTC; "" for 0, and for one beyond the calendar."""
     try:
@@ -191,7 +177,7 @@ def moment(time_ns: int) -> str:
 
 def _session_json(session: StoredSession) -> dict[str, Any]:
     opening = session.opening
-    latency = distribution([each / 1e6 for each in session.server_ns])
+    latency = milliseconds(session.server_ns)
     return {
         "session": session.label,
         "contract": msgspec.to_builtins(opening) if opening is not None else None,
@@ -225,7 +211,7 @@ def _session_json(session: StoredSession) -> dict[str, Any]:
 def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
     table = FoldingTable("session", "robot", "served", "cameras", "frames", "HOLD, STOP", "latency")
     for session in sessions:
-        latency = distribution([each / 1e6 for each in session.server_ns])
+        latency = milliseconds(session.server_ns)
         columns = (
             session.label,
             _robot_text(session),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from edgeflow.contract import CHANNELS
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.loadtest.measure import Distribution, distribution
 from edgeflow_client.pictures import on_the_wire
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import (
@@ -277,3 +278,14 @@ def _decoded(image: bytes, camera: CameraSpec) -> Pixels | None:
     except ValueError:
         return None
     return pixels
+
+
+def milliseconds(times_ns: array[int]) -> Distribution:
+    """The distribution of times, in milliseconds."""
+    return distribution([each / 1e6 for each in times_ns])
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts in words, the largest first."""
+    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{count} {name}" for name, count in ordered) or "none"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -310,9 +310,3 @@ def contract_message(session: StoredSession, speed: float) -> pb.Open:
     message = open_message(settings, opening.instruction)
     message.execution = EXECUTION_NUMBERS[opening.execution if opening.chunks else None]
     return message
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Counts in words, the largest first."""
-    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{count} {name}" for name, count in ordered) or "none"
