@@ -234,7 +234,8 @@ def _comparison_lines(
 def _session_lines(session: ComparedSession, names: Sequence[str]) -> Iterator[FoldingTable | str]:
     for name, differences in [("both models", session.between), *zip(names, session.recorded, strict=True)]:
         if differences is not None and differences.compared:
-            yield f"session {session.label}, {name}: {differences.equal} of {differences.compared} answers equal, {differences.bit_equal} bit-equal"
+            equal = f"{differences.equal} of {differences.compared} answers equal, {differences.bit_equal} bit-equal"
+            yield f"session {session.label}, {name}: {equal}"
             yield differences.table()
     if session.undecodable:
         yield f"session {session.label}: {session.undecodable} frames have no usable images"

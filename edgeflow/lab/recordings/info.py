@@ -14,6 +14,7 @@ from rich.markup import escape
 from edgeflow.lab.recordings.sessions import StoredSession, counted, milliseconds, read_sessions
 from edgeflow.pass_records import PASS_TOPIC, EngineFacts, EngineRecord
 from edgeflow_client.loadtest.terminal import FoldingTable
+from edgeflow_client.recording.framing import Damage
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import TOPIC
 from edgeflow_client.recording.runs import RecordedRun, runs
@@ -38,6 +39,7 @@ class RecordingSummary:
     """Records of passes; 0 = they were not recorded, and no exact replay is possible."""
     lost: dict[str, int]
     """Lost records by topic."""
+    damage: tuple[Damage, ...]
 
     @property
     def first_ns(self) -> int:
@@ -68,17 +70,14 @@ class RecordingSummary:
             "engines": [msgspec.to_builtins(each) for each in self.engines],
             "pass_records": self.passes,
             "lost": self.lost,
-            "damage": [
-                {"file": str(each.file), "offset": each.offset, "text": each.text} for each in self.recording.damage
-            ],
+            "damage": [{"file": str(each.file), "offset": each.offset, "text": each.text} for each in self.damage],
             "sessions": [_session_json(each) for each in self.sessions.values()],
         }
 
     def tables(self) -> Iterator[FoldingTable]:
         """The recording, and its sessions."""
-        table = FoldingTable(
-            "", "", title=escape(f"recording {self.recording.facts.get('run', '')}".rstrip()), show_header=False
-        )
+        title = f"recording {self.recording.facts.get('run', '')}".rstrip()
+        table = FoldingTable("", "", title=escape(title), show_header=False)
         for name, text in self._rows():
             table.add_row(name, escape(text))
         yield table
@@ -106,13 +105,14 @@ class RecordingSummary:
             yield "passes", "not recorded: it can be replayed by tolerance, not exactly"
         lost = sum(self.lost.values())
         yield "lost records", counted(self.lost) if lost else "none"
-        for damaged in self.recording.damage:
+        for damaged in self.damage:
             yield "damage", f"{damaged.file.name} is read up to byte {damaged.offset}: {damaged.text}"
 
 
 def summarise_recording(recording: Recording, folder: Path | None = None) -> RecordingSummary:
     """Read a whole recording. folder: where it was found, if other runs may be there."""
     sessions = read_sessions(recording)
+    damage = tuple(recording.damage)
     engines: list[EngineFacts] = []
     tallies = {TOPIC: _NumberTally(), PASS_TOPIC: _NumberTally()}
     for topic, tally in tallies.items():
@@ -131,6 +131,7 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
         engines=tuple(engines),
         passes=tallies[PASS_TOPIC].count,
         lost={"sessions": tallies[TOPIC].lost, "passes": tallies[PASS_TOPIC].lost},
+        damage=damage,
     )
 
 
