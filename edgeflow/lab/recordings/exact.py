@@ -6,8 +6,10 @@ worker did, pass by pass; on the same machine the answers are equal bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -30,14 +32,10 @@ from edgeflow_client.recording.reader import Recording
 SHOWN_EVERY = 100  # records
 
 
-class _StatedVersion(msgspec.Struct):
-    """The part of an engine's facts that every version has."""
+class _OtherEngine(msgspec.Struct, tag_field="kind", tag="engine"):
+    """A record of an engine of any version."""
 
-    version: str
-
-
-class _EngineOfAnyVersion(msgspec.Struct):
-    facts: _StatedVersion
+    facts: dict[str, Any]
 
 
 def replay_exactly(recording: Recording, model: str | None = None, progress: Report | None = None) -> ExactReport:
@@ -48,36 +46,28 @@ def replay_exactly(recording: Recording, model: str | None = None, progress: Rep
     FailedPrecondition for a recording without passes or pixels, of another version of edgeflow, or of another model.
     StartErrors as for a service where the model cannot be loaded.
     """
-    report = ExactReport()
     first = _first_engine(recording)
     _check_version(first.version)
     config = engine_config(first, model)
     if progress is not None:
         progress("loading", 0, 1)
     _check_model(first, config.model, fingerprint(_model_path(config), config.policy.settings))
-    with torch.no_grad():
-        built = ready_engine(config)
-        replay_on(built, config, recording, report, progress)
-    return report
+    return replay_on(ready_engine(config), config, recording, progress)
 
 
 def replay_on(
-    built: BuiltEngine,
-    config: ServiceConfig,
-    recording: Recording,
-    report: ExactReport,
-    progress: Report | None = None,
-) -> None:
-    """Replay the passes of a recording on an engine that is ready, into a report."""
-    here = engine_facts(config, built)
-    pixels = RecordedPixels(recording.sessions())
-    replay = PassReplay(built.engine, config, pixels, report)
+    built: BuiltEngine, config: ServiceConfig, recording: Recording, progress: Report | None = None
+) -> ExactReport:
+    """Replay the passes of a recording on an engine that is ready."""
+    here, report = engine_facts(config, built), ExactReport()
+    replay = PassReplay(built.engine, config, RecordedPixels(recording.sessions()), report)
     last: int | None = None
     for done, (number, record) in enumerate(_typed(recording)):
         lost = (0 if last is None else number - last - 1) + (record is None)
         report.lost += lost
         if isinstance(record, EngineRecord):  # it knows nothing of what was lost before
-            check_facts(record.facts, here)
+            _check_version(record.facts.version)
+            _check_model(record.facts, here.model, here.fingerprint)
             report.machine = report.machine or machine_differences(record.facts, here)
             report.exact = not report.machine
         elif last is None:
@@ -85,10 +75,12 @@ def replay_on(
         elif lost:
             replay.lose()
         last = number
-        if record is not None and not replay.step(record):
-            return
+        with torch.no_grad():
+            if record is not None and not replay.step(record):
+                break
         if progress is not None and done % SHOWN_EVERY == 0:
             progress("replaying", done, 0)
+    return report
 
 
 def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig:
@@ -110,11 +102,12 @@ def ready_engine(config: ServiceConfig) -> BuiltEngine:
     """An engine as a worker has it when it serves; typed StartErrors if that is impossible."""
     if config.operators and not Path(config.operators).is_file():
         raise ConfigError(f"operators: {config.operators} is not here: copy the overlay of the recording to this place")
-    built = build_engine(config)
-    record_passes(built.engine, _unreported, required=False)
-    if built.engine.graphs is not None:
-        warm_up(built.engine, built.limits.shift, _unreported, rounds=built.rounds)
-        built.engine.graphs.seal()
+    with torch.no_grad():
+        built = build_engine(config)
+        record_passes(built.engine, _unreported, required=False)
+        if built.engine.graphs is not None:
+            warm_up(built.engine, built.limits.shift, _unreported, rounds=built.rounds)
+            built.engine.graphs.seal()
     return built
 
 
@@ -124,12 +117,6 @@ def _model_path(config: ServiceConfig) -> Path:
     if path.is_absolute() and not path.exists():
         raise CheckpointError(f"model: {path} is not here: give its place with --model")
     return config.model_path
-
-
-def check_facts(recorded: EngineFacts, here: EngineFacts) -> None:
-    """FailedPrecondition where an engine has another version of edgeflow or another model than a recording."""
-    _check_version(recorded.version)
-    _check_model(recorded, here.model, here.fingerprint)
 
 
 def _check_model(recorded: EngineFacts, model: str, found: str) -> None:
@@ -157,12 +144,7 @@ def _first_engine(recording: Recording) -> EngineFacts:
             f"has its cameras as {recording.facts['cameras']}: an exact replay needs --record-cameras all",
             field="recording",
         )
-    for stored in recording.records(PASS_TOPIC):
-        try:
-            record = msgspec.json.decode(stored.data, type=AnyPassRecord)
-        except msgspec.DecodeError:
-            _check_other_version(stored.data)
-            continue
+    for _, record in _typed(recording):
         if isinstance(record, EngineRecord):
             return record.facts
     raise FailedPrecondition(
@@ -171,23 +153,20 @@ def _first_engine(recording: Recording) -> EngineFacts:
     )
 
 
-def _check_other_version(data: bytes) -> None:
-    """FailedPrecondition where an unreadable record is that of another version's engine."""
-    try:
-        stated = msgspec.json.decode(data, type=_EngineOfAnyVersion)
-    except msgspec.DecodeError:
-        return
-    _check_version(stated.facts.version)
-
-
 def _typed(recording: Recording) -> Iterator[tuple[int, AnyPassRecord | None]]:
-    """The records of passes with their numbers; None for one that cannot be read."""
+    """The records of passes with their numbers; None for one that cannot be read.
+
+    FailedPrecondition for an engine of another version, whose facts may be others.
+    """
     decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
     for stored in recording.records(PASS_TOPIC):
+        record = None
         try:
-            yield stored.number, decoder.decode(stored.data)
+            record = decoder.decode(stored.data)
         except msgspec.DecodeError:
-            yield stored.number, None
+            with contextlib.suppress(msgspec.DecodeError):
+                _check_version(msgspec.json.decode(stored.data, type=_OtherEngine).facts.get("version", __version__))
+        yield stored.number, record
 
 
 def _unreported(step: str, done: int, total: int) -> None:

@@ -105,10 +105,7 @@ class Subject:
         self.built: BuiltEngine = ready_engine(NOISY)
 
     def replay(self, recording: MemoryRecording | None = None) -> ExactReport:
-        report = ExactReport()
-        with torch.no_grad():
-            replay_on(self.built, NOISY, recording or self.recording, report)
-        return report
+        return replay_on(self.built, NOISY, recording or self.recording)
 
     def first_answer(self) -> tuple[int, dict[str, Any]]:
         """The pass and the answer that come first."""
@@ -271,10 +268,10 @@ def test_unreadable_records_count_as_lost(subject):
 
 def test_tokens_of_a_changed_weight_are_seen():
     script = RobotScript(config=DEMO, pace=Pace(0, Speculation()), robots=1, answers=8, lost_workers=0)
-    recording, built, report = ScriptedRun(script).run(), ready_engine(DEMO), ExactReport()
+    recording, built = ScriptedRun(script).run(), ready_engine(DEMO)
     with torch.no_grad():
         built.engine.policy.decoder._norm.mul_(-1)
-        replay_on(built, DEMO, recording, report)
+    report = replay_on(built, DEMO, recording)
     assert not report.agrees and report.first is not None
     assert (report.first.what, report.first.dimension, report.first.number) == ("outcome", "token", 0)
 
