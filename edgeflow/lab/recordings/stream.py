@@ -62,7 +62,7 @@ class ReplayStream:
     """A stream for a recorded session.
 
     speed: multiple of the recorded rate. Below 1, stamps are stretched with the time: by stamps in their own time every
-    frame would seem late. heard: called with the recorded number of a frame and its answer.
+    frame would seem late.
     """
 
     def __init__(
@@ -71,8 +71,9 @@ class ReplayStream:
         connection: Any,
         clock: Clock,
         speed: float,
-        heard: Callable[[int, ReplayedAnswer], None],
     ) -> None:
+        self.heard: Callable[[int, ReplayedAnswer], None] = lambda seq, answer: None
+        """Called with the recorded number of a frame and its answer."""
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
         """Why the service ended the stream before its end."""
@@ -88,7 +89,6 @@ class ReplayStream:
         self._connection = connection
         self._clock = clock
         self._speed = speed
-        self._heard = heard
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._wire: dict[int, int] = {}  # numbers of this stream by recorded ones
@@ -109,8 +109,10 @@ class ReplayStream:
             response_deserializer=pb.ServerMessage.FromString,
         )
         self._call = stream()
+        opening = pb.ClientMessage(open=contract_message(self._session, self._speed))
         try:
-            message = await asyncio.wait_for(self._ask(contract_message(self._session, self._speed)), OPEN_ANSWER_S)
+            await self._call.write(opening)
+            message = await asyncio.wait_for(self._call.read(), OPEN_ANSWER_S)
         except grpc.RpcError as error:
             raise error_of(error) from None
         except asyncio.TimeoutError:
@@ -146,16 +148,10 @@ class ReplayStream:
             return False
         return self.error is None
 
-    async def outcome(self, seq: int, within_s: float) -> None:
-        """Wait until a recorded frame has an outcome, but no longer than this."""
-        wire = self._wire.get(seq)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until(lambda: wire not in self._left), within_s)
-
     async def drained(self, within_s: float) -> None:
         """Wait until no frame is in flight, but no longer than this."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until(lambda: not self._left), within_s)
+            await asyncio.wait_for(self._until_none_is_left(), within_s)
 
     async def close(self) -> None:
         """Close the session."""
@@ -171,12 +167,8 @@ class ReplayStream:
                 reader.cancel()
         call.cancel()
 
-    async def _ask(self, opening: pb.Open) -> Any:
-        await self._call.write(pb.ClientMessage(open=opening))
-        return await self._call.read()
-
-    async def _until(self, reached: Callable[[], bool]) -> None:
-        while not reached() and self.error is None:
+    async def _until_none_is_left(self) -> None:
+        while self._left and self.error is None:
             self._changed.clear()
             await self._changed.wait()
 
@@ -285,7 +277,7 @@ class ReplayStream:
             continues=report_of(action, 0).continues > 0,
         )
         self._newest = pb.Arrived(seq=action.seq, age_ns=answer.round_trip_ns)
-        self._heard(self._recorded[action.seq], answer)
+        self.heard(self._recorded[action.seq], answer)
 
 
 def contract_message(session: StoredSession, speed: float) -> pb.Open:
