@@ -72,7 +72,7 @@ class ReplayStream:
         clock: Clock,
         speed: float,
     ) -> None:
-        self.heard: Callable[[int, ReplayedAnswer], None] = lambda seq, answer: None
+        self.heard: Callable[[int, ReplayedAnswer], None] = lambda *_: None
         """Called with the recorded number of a frame and its answer."""
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
