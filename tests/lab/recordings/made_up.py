@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from edgeflow.in_process.policy import LocalPolicy
-from edgeflow_client.recording.recorder import RecorderSettings
 from edgeflow_client.recording.records import (
     AnySessionRecord,
     RecordedAnswer,
@@ -22,7 +21,7 @@ from edgeflow_client.recording.records import (
     RecordedOutcome,
 )
 from edgeflow_client.types import ActionSchema, CameraSpec, Command, Disposition, ImageFormat, StateSpec
-from tests.client.recording.written import OwnRecorder, put
+from tests.client.recording.written import OwnRecorder
 
 MS = 1_000_000
 WIDTH, HEIGHT = 96, 64
@@ -133,12 +132,9 @@ class MadeUp:
 
     def write(self, folder: Path, *, cameras: str = "all", lost: int = 0) -> Path:
         """Write it as a recorder does. lost: records that find no room."""
-        settings = RecorderSettings(directory=str(folder), cameras=cameras, buffer_bytes=1 << 20, least_free_bytes=0)
-        recorder = OwnRecorder(settings)
-        process = recorder.process()
-        assert lost == sum(not put(recorder.sessions, record, images) for record, images in self.records)
-        recorder.write(process)
-        process.close()
+        recorder = OwnRecorder(folder, cameras=cameras)
+        assert lost == sum(not recorder.put(record, images) for record, images in self.records)
+        recorder.close()
         return folder
 
     def _add(self, kind: type[Any], images: Sequence[bytes] = (), **fields: Any) -> MadeUp:
