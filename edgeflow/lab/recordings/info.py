@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.filesize import decimal
 from rich.markup import escape
 
 from edgeflow.lab.recordings.sessions import StoredSession, counted, milliseconds, read_sessions
@@ -93,11 +94,14 @@ class RecordingSummary:
         kept = facts.get("cameras", "")
         yield "cameras", CAMERAS.get(kept, kept or "unknown")
         size = sum(path.stat().st_size for path in paths)
-        yield "files", f"{len(paths)} with {_size(size)}, the newest {paths[-1].name}"
+        yield "files", f"{len(paths)} with {decimal(size)}, the newest {paths[-1].name}"
         for each in self.others:
-            yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {_size(each.size_bytes)}"
+            yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {decimal(each.size_bytes)}"
         for index, engine in enumerate(self.engines):
-            yield ("model" if not index else f"model of worker {index + 1}"), _model_text(engine)
+            yield (
+                ("model" if not index else f"model of worker {index + 1}"),
+                f"{engine.model} ({engine.family}), fingerprint {engine.fingerprint}",
+            )
             yield "exact replay needs", _needs_text(engine)
         if not self.engines and self.models:
             yield "model", ", ".join(self.models)
@@ -113,12 +117,16 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
     """Read a whole recording. folder: where it was found, if other runs may be there."""
     sessions = read_sessions(recording)
     damage = tuple(recording.damage)
-    engines: list[EngineFacts] = []
-    tallies = {TOPIC: _NumberTally(), PASS_TOPIC: _NumberTally()}
-    for topic, tally in tallies.items():
+    counts, lost, engines = dict.fromkeys((TOPIC, PASS_TOPIC), 0), dict.fromkeys((TOPIC, PASS_TOPIC), 0), []
+    for topic in counts:
+        last = -1
         for stored in recording.records(topic):
             kind = _KINDS.decode(stored.data).kind
-            tally.add(stored.number, kind)
+            counts[topic] += 1
+            if last >= 0:
+                lost[topic] += max(stored.number - last - 1, 0)
+            if last >= 0 or kind not in COPIED:  # nothing is missing before the first file
+                last = max(stored.number, last)
             facts = _engine_of(stored.data) if topic == PASS_TOPIC and kind == "engine" else None
             if facts is not None and facts not in engines:
                 engines.append(facts)
@@ -129,8 +137,8 @@ def summarise_recording(recording: Recording, folder: Path | None = None) -> Rec
         others=others,
         sessions=sessions,
         engines=tuple(engines),
-        passes=tallies[PASS_TOPIC].count,
-        lost={"sessions": tallies[TOPIC].lost, "passes": tallies[PASS_TOPIC].lost},
+        passes=counts[PASS_TOPIC],
+        lost={"sessions": lost[TOPIC], "passes": lost[PASS_TOPIC]},
         damage=damage,
     )
 
@@ -142,22 +150,6 @@ class _CountedKind(msgspec.Struct):
 
 
 _KINDS = msgspec.json.Decoder(_CountedKind)
-
-
-class _NumberTally:
-    """Counts the records of a topic, and by the gaps between their numbers those that are missing."""
-
-    def __init__(self) -> None:
-        self.count = self.lost = 0
-        self._last = -1
-
-    def add(self, number: int, kind: str) -> None:
-        """The next record. The first file may begin with copies of earlier records; nothing is missing before it."""
-        self.count += 1
-        if self._last >= 0:
-            self.lost += max(number - self._last - 1, 0)
-        if self._last >= 0 or kind not in COPIED:
-            self._last = max(number, self._last)
 
 
 def _engine_of(data: bytes) -> EngineFacts | None:
@@ -257,7 +249,7 @@ def _cameras_text(session: StoredSession) -> str:
     missing = session.frames - session.frames_with_images if session.cameras else 0
     if missing == session.frames and missing:
         return f"{text}\nnot recorded"
-    size = f"\n{_size(session.image_bytes)}" if session.image_bytes else ""
+    size = f"\n{decimal(session.image_bytes)}" if session.image_bytes else ""
     return f"{text}{size}" + (f"\n{missing} frames without" if missing else "")
 
 
@@ -269,10 +261,6 @@ def _frames_text(session: StoredSession) -> str:
         *(f"{count} {reason}" for reason, count in session.reasons.most_common(3)),
     ]
     return "\n".join(lines)
-
-
-def _model_text(engine: EngineFacts) -> str:
-    return f"{engine.model} ({engine.family}), fingerprint {engine.fingerprint}"
 
 
 def _needs_text(engine: EngineFacts) -> str:
@@ -288,11 +276,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"

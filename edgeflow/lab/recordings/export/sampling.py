@@ -94,9 +94,9 @@ class SessionSampler:
     """
 
     def __init__(self, session: StoredSession, fps: int, period_ns: float) -> None:
-        self._session, self._fps, self._schema = session, fps, schema_of(session)
+        self.session, self.fps, self.schema = session, fps, schema_of(session)
         self._state_size = sum(each.size for each in session.contract.state)
-        self._stale_ns = round(STALE_PERIODS * period_ns)
+        self.stale_ns = round(STALE_PERIODS * period_ns)
         self._current: _EpochSampler | None = None
         self.epochs: list[SampledEpoch] = []
         """The epochs so far."""
@@ -116,7 +116,7 @@ class SessionSampler:
         self._current = None
 
     def _add_frame(self, record: RecordedObservation, images: Images) -> Iterator[SampledFrame]:
-        if len(images) < len(self._session.cameras) or len(record.state) != self._state_size:
+        if len(images) < len(self.session.cameras) or len(record.state) != self._state_size:
             return  # it was never sent, or is not what was agreed on
         current = self._current
         if current is not None and record.epoch < current.summary.epoch:
@@ -125,36 +125,20 @@ class SessionSampler:
             yield from current.observe(record, images)
             return
         yield from self.finish()
-        summary = SampledEpoch(session=self._session.label, epoch=record.epoch, instruction=record.instruction)
-        self.epochs.append(summary)
-        self._current = _EpochSampler(
-            session=self._session,
-            schema=self._schema,
-            summary=summary,
-            fps=self._fps,
-            stale_ns=self._stale_ns,
-            first=(record, images),
-        )
+        self._current = _EpochSampler(self, record, images)
+        self.epochs.append(self._current.summary)
 
 
 class _EpochSampler:
     """Ticks from the epoch's first observation to its last one, on the robot's clock."""
 
-    def __init__(
-        self,
-        *,
-        session: StoredSession,
-        schema: ActionSchema,
-        summary: SampledEpoch,
-        fps: int,
-        stale_ns: int,
-        first: tuple[RecordedObservation, Images],
-    ) -> None:
-        self.summary = summary
-        self.last_ns = self._first_ns = first[0].stamp_ns
-        self._observation, self._stamps = first, {first[0].seq: first[0].stamp_ns}
-        self._clock_ns = first[0].time_ns - first[0].stamp_ns  # recording's minus robot's clock, by the quickest frame
-        self._session, self._schema, self._fps, self._stale_ns = session, schema, fps, stale_ns
+    def __init__(self, sampler: SessionSampler, first: RecordedObservation, images: Images) -> None:
+        self._session, self._schema = sampler.session, sampler.schema
+        self._fps, self._stale_ns = sampler.fps, sampler.stale_ns
+        self.summary = SampledEpoch(session=self._session.label, epoch=first.epoch, instruction=first.instruction)
+        self.last_ns = self._first_ns = first.stamp_ns
+        self._observation, self._stamps = (first, images), {first.seq: first.stamp_ns}
+        self._clock_ns = first.time_ns - first.stamp_ns  # recording's minus robot's clock, by the quickest frame
         self._tick = 0
         self._pixels: tuple[Pixels, ...] | None = None
         self._events: list[tuple[int, int, _Commanded | Row | str]] = []  # a heap: moment, order, what
