@@ -80,11 +80,11 @@ class PassReplay:
         self._sessions: dict[int, _ReplayedSession] = {}
         self._running: dict[int, Running[FrameRef]] = {}
         self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
-        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._published: list[FrameAnswer] = []
         self._clock = ManualClock()
-        self._planned = PlannedScheduler()
-        self._loop = self._fresh_loop()
+        self._planned: PlannedScheduler
+        self._loop: ControlLoop
+        self._begin()
 
     def step(self, record: AnyPassRecord) -> bool:
         """Replay a record; False if the replay cannot go on."""
@@ -114,12 +114,9 @@ class PassReplay:
         self._running.clear()
         self._sessions.clear()
         self._filled.clear()
-        self._turn_known = True
+        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._planned = PlannedScheduler()
-        self._loop = self._fresh_loop()
-
-    def _fresh_loop(self) -> ControlLoop:
-        return ControlLoop(
+        self._loop = ControlLoop(
             self._engine,
             self._planned,
             self._clock,
