@@ -109,7 +109,7 @@ class _OpenEpisode:
 
 
 class DatasetWriter:
-    """Writes a dataset into a new folder: `begin`, `add` of each frame and `end` for each episode, then `complete`.
+    """Writes a dataset into a new folder: `begin` of each episode, `add` of each frame, then `complete`.
 
     A context manager, which closes the files of a dataset that was not completed. Files are full at data_mb and
     video_mb, and an episode stays in one file.
@@ -154,8 +154,9 @@ class DatasetWriter:
         """Complete episodes so far."""
         return len(self._statistics)
 
-    def begin(self, task: str) -> None:
-        """Begin an episode."""
+    def begin(self, task: str) -> int:
+        """Begin an episode, which ends the one before; its number."""
+        self.end()
         row = {"episode_index": self.episodes, "tasks": [task]}
         row |= {f"data/{name}": index for name, index in self._data.begin().items()}
         for camera, video in self._videos.items():
@@ -168,10 +169,12 @@ class DatasetWriter:
             vectors={name: [] for name in self._features.vectors},
             images={camera: ImageStatistics() for camera in self._features.cameras},
         )
+        return self.episodes
 
     def add(self, vectors: Mapping[str, Values], images: Mapping[str, Pixels]) -> None:
         """Add a frame: every vector [elements] and every image [height, width, 3] of the features."""
-        episode = self._current()
+        episode = self._episode
+        assert episode is not None
         values: dict[str, Any] = {}
         for name in self._features.vectors:
             vector = np.asarray(vectors[name], np.float32)
@@ -199,8 +202,10 @@ class DatasetWriter:
             self._write_pending(episode)
 
     def end(self) -> None:
-        """Complete the episode, of at least one frame."""
-        episode = self._current()
+        """Complete the episode, of at least one frame, if one has begun."""
+        episode = self._episode
+        if episode is None:
+            return
         self._write_pending(episode)
         counted: dict[str, FeatureStatistics] = {
             **{name: vector_statistics(np.stack(vectors)) for name, vectors in episode.vectors.items()},
@@ -228,6 +233,7 @@ class DatasetWriter:
 
     def complete(self) -> None:
         """Complete the dataset, of at least one episode."""
+        self.end()
         self._write_rows()
         self._open = False
         for file in self._files:
@@ -259,11 +265,6 @@ class DatasetWriter:
         height, width = self._features.cameras[camera]
         path = place.path(self._folder, VIDEO_PATH, video_key=camera)
         return VideoFile(path, codec=codec, width=width, height=height, fps=self._features.fps)
-
-    def _current(self) -> _OpenEpisode:
-        if self._episode is None:
-            raise RuntimeError("no episode has begun")
-        return self._episode
 
     def _write_pending(self, episode: _OpenEpisode) -> None:
         if episode.pending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -16,19 +17,13 @@ import numpy as np
 
 from edgeflow.lab.outputs import check_writable, make_folder, write_json, writing
 from edgeflow.lab.progress import Report
-from edgeflow.lab.recordings.export.dataset import DatasetWriter
+from edgeflow.lab.recordings.export.dataset import DatasetWriter, Values
 from edgeflow.lab.recordings.export.layout import DatasetFeatures
-from edgeflow.lab.recordings.export.sampling import (
-    SampledEpoch,
-    SampledFrame,
-    SessionSampler,
-    schema_of,
-)
+from edgeflow.lab.recordings.export.sampling import SampledEpoch, SessionSampler, schema_of
 from edgeflow.lab.recordings.export.video import best_codec, check_size
-from edgeflow.lab.recordings.sessions import StoredSession, choose_sessions, labelled
+from edgeflow.lab.recordings.sessions import StoredSession, choose_sessions
 from edgeflow_client.errors import ConfigError, FailedPrecondition
 from edgeflow_client.recording.reader import Recording
-from edgeflow_client.recording.records import RecordedObservation
 from edgeflow_client.types import StateSpec
 
 ACTION = "action"
@@ -85,20 +80,15 @@ def export_sessions(
     with _new_folder(out) as folder, DatasetWriter(folder, features) as writer:
         done, total = 0, sum(each.frames for each in sessions)
         for session in sessions:
-            rate = rates[session.label]
-            sampler = SessionSampler(session, fps, 1e9 / rate if rate else 1e9 / fps)
-            samplers.append(sampler)
-            sink = _EpisodeSink(writer, session, features)
-            for label, record, images in labelled(recording):
-                if label == session.label:
-                    for frame in sampler.add(record, images):
-                        sink.take(frame)
-                    if isinstance(record, RecordedObservation):
-                        done += 1
-                        report(f"session {session.label}", done, total)
-            for frame in sampler.finish():
-                sink.take(frame)
-            sink.finish()
+            samplers.append(sampler := SessionSampler(session, fps))
+            for frame in sampler.frames(recording):
+                if frame.begins:
+                    frame.epoch.episodes.append(writer.begin(frame.epoch.instruction))
+                vectors = {ACTION: np.array(frame.action, np.float32), **_state_vectors(session, frame.state)}
+                writer.add(vectors, dict(zip(features.cameras, frame.images, strict=True)))
+                report(f"session {session.label}", done + sampler.observations, total)
+            done += session.frames
+        writer.end()
         if not writer.episodes:
             raise FailedPrecondition(_why_empty(samplers), field="path")
         exported = ExportedDataset(
@@ -118,33 +108,11 @@ def export_sessions(
     return exported
 
 
-class _EpisodeSink:
-    """Writes the sampled frames of a session."""
-
-    def __init__(self, writer: DatasetWriter, session: StoredSession, features: DatasetFeatures) -> None:
-        self._writer = writer
-        self._state = session.contract.state
-        self._cameras = tuple(features.cameras)
-        self._epoch: SampledEpoch | None = None
-
-    def take(self, frame: SampledFrame) -> None:
-        """Write a frame, of a new episode where another epoch or another part of one begins."""
-        if frame.begins or frame.epoch is not self._epoch:
-            self.finish()
-            self._epoch = frame.epoch
-            frame.epoch.episodes.append(self._writer.episodes)
-            self._writer.begin(frame.epoch.instruction)
-        vectors, first = {ACTION: np.array(frame.action, np.float32)}, 0
-        for vector in self._state:
-            vectors[_state_feature(vector.name)] = np.array(frame.state[first : first + vector.size], np.float32)
-            first += vector.size
-        self._writer.add(vectors, dict(zip(self._cameras, frame.images, strict=True)))
-
-    def finish(self) -> None:
-        """Complete the last episode."""
-        if self._epoch is not None:
-            self._writer.end()
-        self._epoch = None
+def _state_vectors(session: StoredSession, values: Sequence[float]) -> dict[str, Values]:
+    """The values of all state vectors, one after the other, by feature."""
+    ends = itertools.accumulate(each.size for each in session.contract.state)
+    parts = np.split(np.array(values, np.float32), list(ends)[:-1])
+    return {_state_feature(each.name): part for each, part in zip(session.contract.state, parts, strict=False)}
 
 
 def _check_new(out: Path) -> None:

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from edgeflow.lab.recordings.sessions import Images, Pixels, StoredSession, decode_images
+from edgeflow.lab.recordings.sessions import Images, Pixels, StoredSession, decode_images, labelled
 from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import (
-    AnySessionRecord,
     RecordedAnswer,
     RecordedExecution,
     RecordedHold,
@@ -87,29 +87,35 @@ class _Commanded:
 
 
 class SessionSampler:
-    """Takes the records of a session in order, and makes its frames at a fixed rate.
+    """Makes the frames of a session at a fixed rate.
 
-    period_ns: usual time between its observations. Where the robot's recording has executed rows, they are the actions;
+    Where the robot's recording has executed rows, they are the actions;
     otherwise the commanded rows are, by the stamps of their frames.
     """
 
-    def __init__(self, session: StoredSession, fps: int, period_ns: float) -> None:
+    def __init__(self, session: StoredSession, fps: int) -> None:
         self.session, self.fps, self.schema = session, fps, schema_of(session)
         self._state_size = sum(each.size for each in session.contract.state)
-        self.stale_ns = round(STALE_PERIODS * period_ns)
+        self.stale_ns = round(STALE_PERIODS * 1e9 / (session.rate_hz or fps))
         self._current: _EpochSampler | None = None
         self.epochs: list[SampledEpoch] = []
         """The epochs so far."""
+        self.observations = 0
 
-    def add(self, record: AnySessionRecord, images: Images) -> Iterator[SampledFrame]:
-        """Take the next record; the frames before it are then known."""
-        match record:
-            case RecordedObservation():
-                yield from self._add_frame(record, images)
-            case RecordedAnswer() | RecordedExecution() | RecordedHold() if self._current is not None:
-                self._current.add(record)
+    def frames(self, recording: Recording) -> Iterator[SampledFrame]:
+        """Its frames, by the records of its session in a recording."""
+        for label, record, images in labelled(recording):
+            if label != self.session.label:
+                continue
+            match record:
+                case RecordedObservation():
+                    self.observations += 1
+                    yield from self._add_frame(record, images)
+                case RecordedAnswer() | RecordedExecution() | RecordedHold() if self._current is not None:
+                    self._current.add(record)
+        yield from self._finish()
 
-    def finish(self) -> Iterator[SampledFrame]:
+    def _finish(self) -> Iterator[SampledFrame]:
         """The frames up to the last observation."""
         if self._current is not None:
             yield from self._current.up_to(self._current.last_ns + 1)
@@ -124,7 +130,7 @@ class SessionSampler:
         if current is not None and current.has(record):
             yield from current.observe(record, images)
             return
-        yield from self.finish()
+        yield from self._finish()
         self._current = _EpochSampler(self, record, images)
         self.epochs.append(self._current.summary)
 
