@@ -83,13 +83,10 @@ class ComparedModel:
         if self._epoch not in (None, observed.epoch) or stamp_ns < self._stamp_ns:
             self.policy.reset(session.label)
         self._epoch, self._stamp_ns = observed.epoch, stamp_ns
-        observation: dict[str, Any] = {INSTRUCTION: observed.instruction, STAMP: stamp_ns}
-        observation.update((name, images[name]) for name in self._cameras)
-        start = 0
-        for each in session.contract.state:
-            if each.name in self._state:
-                observation[each.name] = np.asarray(observed.state[start : start + each.size], np.float32)
-            start += each.size
+        vectors = session.state_vectors(observed.state)
+        observation: dict[str, Any] = {name: images[name] for name in self._cameras}
+        observation |= {name: vectors[name] for name in self._state}
+        observation |= {INSTRUCTION: observed.instruction, STAMP: stamp_ns}
         if most_ms := self.policy.inputs.most_delay_ms:
             self._delay_ms = frame.answer.age_ns / 1e6 if frame.answer is not None else self._delay_ms
             observation[DELAY] = min(self._delay_ms, most_ms)

@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -114,6 +115,12 @@ class StoredSession:
             text = f"session {self.label}: the record of its opening was lost, so its cameras and state are unknown"
             raise FailedPrecondition(text, field="path")
         return self.opening
+
+    def state_vectors(self, values: Sequence[float]) -> dict[str, NDArray[np.float32]]:
+        """The state vectors of an observation by name. values: of all of them, one after the other."""
+        specs = self.contract.state
+        parts = np.split(np.array(values, np.float32), list(accumulate(each.size for each in specs)))
+        return {each.name: part for each, part in zip(specs, parts, strict=False)}
 
     def add(self, record: AnySessionRecord, images: Images) -> None:
         """Count a record of this session."""

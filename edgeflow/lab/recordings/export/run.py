@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import shutil
 import tempfile
 from collections import Counter
@@ -17,7 +16,7 @@ import numpy as np
 
 from edgeflow.lab.outputs import check_writable, make_folder, write_json, writing
 from edgeflow.lab.progress import Report
-from edgeflow.lab.recordings.export.dataset import DatasetWriter, Values
+from edgeflow.lab.recordings.export.dataset import DatasetWriter
 from edgeflow.lab.recordings.export.layout import DatasetFeatures
 from edgeflow.lab.recordings.export.sampling import SampledEpoch, SessionSampler, schema_of
 from edgeflow.lab.recordings.export.video import best_codec, check_size
@@ -84,7 +83,8 @@ def export_sessions(
             for frame in sampler.frames(recording):
                 if frame.begins:
                     frame.epoch.episodes.append(writer.begin(frame.epoch.instruction))
-                vectors = {ACTION: np.array(frame.action, np.float32), **_state_vectors(session, frame.state)}
+                state = session.state_vectors(frame.state)
+                vectors = {ACTION: np.array(frame.action), **{_state_feature(each): state[each] for each in state}}
                 writer.add(vectors, dict(zip(features.cameras, frame.images, strict=True)))
                 report(f"session {session.label}", done + sampler.observations, total)
             done += session.frames
@@ -106,13 +106,6 @@ def export_sessions(
         writer.complete()
         write_json(folder / "meta" / SOURCE_FILE, dataclasses.asdict(exported))
     return exported
-
-
-def _state_vectors(session: StoredSession, values: Sequence[float]) -> dict[str, Values]:
-    """The values of all state vectors, one after the other, by feature."""
-    ends = itertools.accumulate(each.size for each in session.contract.state)
-    parts = np.split(np.array(values, np.float32), list(ends)[:-1])
-    return {_state_feature(each.name): part for each, part in zip(session.contract.state, parts, strict=False)}
 
 
 def _check_new(out: Path) -> None:
