@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,26 +36,6 @@ MOST_LOST_S = 1.0
 TMPFS_MB = 1024 + 24  # beyond what a recording leaves free
 SLOW_BYTES = 1e6
 RECORDER = "edgeflow_client.recording.process"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingFault:
-    """The outcome of a fault."""
-
-    name: str
-    robots: dict[str, Any]
-    """Frames by outcome, and the age of actions; without them where the service itself was killed."""
-    told: list[str]
-    """Events of the log about the recording, after the fault."""
-    files: int
-    damaged: int
-    """Files that end in damage; each opens up to it."""
-    observations: int
-    lost_records: int
-    """Numbers that are missing between the first record and the last."""
-    missing_s: float | None
-    """The longest time without a record of a frame; after a kill of the service, from its last record to the kill."""
-    ok: bool
 
 
 @contextmanager
@@ -106,12 +86,13 @@ def main() -> None:
     for name in arguments.faults or FAULTS:
         outcome = _outcome(name, FAULTS[name])
         found.append(outcome)
-        print(json.dumps(asdict(outcome)), flush=True)
-    keep(arguments.json, {**facts, "faults": [asdict(each) for each in found], "most_lost_s": MOST_LOST_S})
-    raise SystemExit(0 if all(each.ok for each in found) else 1)
+        print(json.dumps(outcome), flush=True)
+    keep(arguments.json, {**facts, "faults": found, "most_lost_s": MOST_LOST_S})
+    raise SystemExit(0 if all(each["ok"] for each in found) else 1)
 
 
-def _outcome(name: str, fault: _Fault) -> RecordingFault:
+def _outcome(name: str, fault: _Fault) -> dict[str, Any]:
+    """Frames of the robots by outcome, events of the log about the recording, and the facts of `_read`."""
     with fault.disk() as (folder, read), light_policy(ROBOTS) as policy:
         with ServiceUnderTest({**policy, "recording": {"directory": str(folder)}}) as service:
             with _robots(service) as robots:
@@ -132,7 +113,7 @@ def _outcome(name: str, fault: _Fault) -> RecordingFault:
     missing, most = kept["missing_s"], fault.most_missing_s
     ok = unharmed and (bool(told) or not fault.must_tell)
     ok = ok and (most is None or (missing is not None and missing <= most))
-    return RecordingFault(name=name, robots=seen, told=told, ok=ok, **kept)
+    return {"name": name, "robots": seen, "told": told, **kept, "ok": ok}
 
 
 def _kill(service: ServiceUnderTest, *, control: bool, recorder: bool) -> None:
@@ -167,7 +148,9 @@ def _told(service: ServiceUnderTest, since: float) -> list[str]:
 
 
 def _read(folder: Path, until_ns: int | None = None) -> dict[str, Any]:
-    """The recordings of a folder. until_ns: the end of the time that they should cover."""
+    """The recordings of a folder: files, those of them that end in damage, frames, missing numbers of records, and the
+    longest time without a frame; with until_ns, the end of the time that they should cover, from the last frame to it.
+    """
     paths = sorted(folder.glob("*.mcap")) if folder.is_dir() else []
     if not paths:
         return {"files": 0, "damaged": 0, "observations": 0, "lost_records": 0, "missing_s": None}

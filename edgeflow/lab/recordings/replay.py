@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
 from edgeflow.lab.recordings.sessions import StoredFrame, StoredSession, read_frames
-from edgeflow.lab.recordings.stream import ReplayedAnswer, ReplayStream
+from edgeflow.lab.recordings.stream import ReplayStream
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
-from edgeflow_client.connection.wire import Opened
+from edgeflow_client.connection.wire import Opened, report_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
 from edgeflow_client.recording.reader import Recording
+from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import ActionSchema
 
 ANSWER_S = 10.0  # time limit for the outcome of a frame
@@ -99,15 +100,15 @@ class ReplayedSession:
             self.recorded_ns.append(min(answer.server_ns, (1 << 63) - 1))
             self.continued += answer.report.continues > 0
 
-    def heard(self, seq: int, answer: ReplayedAnswer) -> None:
+    def heard(self, seq: int, rows: Rows, action: pb.Action, round_trip_ns: int) -> None:
         """The service answered a frame."""
         self.replayed += 1
-        self.server_ns.append(answer.server_ns)
-        self.round_trip_ns.append(answer.round_trip_ns)
-        self.continued += answer.continues
-        index, at_s, rows = self._expected.pop(seq, (0, 0.0, None))
-        if rows is not None:
-            self.differences.add(self.label, seq, at_s, index, first=rows, second=answer.rows)
+        self.server_ns.append(action.timings.server_ns)
+        self.round_trip_ns.append(round_trip_ns)
+        self.continued += report_of(action, 0).continues > 0
+        index, at_s, recorded = self._expected.pop(seq, (0, 0.0, None))
+        if recorded is not None:
+            self.differences.add(self.label, seq, at_s, index, first=recorded, second=rows)
 
 
 class SessionReplay:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -30,7 +30,6 @@ from edgeflow_client.connection.wire import (
     error_of,
     open_message,
     opened_of,
-    report_of,
 )
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.reasons import Reason
@@ -43,19 +42,6 @@ OPEN_ANSWER_S, CLOSE_S = 10.0, 2.0
 RESET_S = 0.25  # between episodes: a service accepts five changes per second
 LEAD_NS = 900_000_000  # a service rejects stamps that run ahead of its own clock by more than a second
 MOST_AHEAD_NS = 60_000_000_000  # a larger jump is of a clock that was set, which a service notices
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedAnswer:
-    """An answer to a replayed frame."""
-
-    rows: Rows
-    """[rows, D] in the units of the schema."""
-    server_ns: int
-    round_trip_ns: int
-    """From sending the frame to receiving its answer."""
-    continues: bool
-    """It continues the chunk in execution."""
 
 
 class ReplayStream:
@@ -72,8 +58,8 @@ class ReplayStream:
         clock: Clock,
         speed: float,
     ) -> None:
-        self.heard: Callable[[int, ReplayedAnswer], None] = lambda *_: None
-        """Called with the recorded number of a frame and its answer."""
+        self.heard: Callable[[int, Rows, pb.Action, int], None] = lambda *_: None
+        """Called with the recorded number of a frame, its answer [rows, D] and message, and the round trip in ns."""
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
         """Why the service ended the stream before its end."""
@@ -109,10 +95,8 @@ class ReplayStream:
             response_deserializer=pb.ServerMessage.FromString,
         )
         self._call = stream()
-        opening = pb.ClientMessage(open=contract_message(self._session, self._speed))
         try:
-            await self._call.write(opening)
-            message = await asyncio.wait_for(self._call.read(), OPEN_ANSWER_S)
+            message = await asyncio.wait_for(self._ask(contract_message(self._session, self._speed)), OPEN_ANSWER_S)
         except grpc.RpcError as error:
             raise error_of(error) from None
         except asyncio.TimeoutError:
@@ -166,6 +150,10 @@ class ReplayStream:
                 await asyncio.wait({reader}, timeout=CLOSE_S)
                 reader.cancel()
         call.cancel()
+
+    async def _ask(self, opening: pb.Open) -> Any:
+        await self._call.write(pb.ClientMessage(open=opening))
+        return await self._call.read()
 
     async def _until_none_is_left(self) -> None:
         while self._left and self.error is None:
@@ -270,14 +258,10 @@ class ReplayStream:
         if not 0 < action.seq < len(self._recorded) or len(action.values) != rows * dims or not dims:
             self.holds["HOLD MALFORMED_ACTION"] += 1
             return
-        answer = ReplayedAnswer(
-            rows=np.asarray(action.values, np.float64).reshape(rows, dims),
-            server_ns=action.timings.server_ns,
-            round_trip_ns=max(self._clock.now_ns() - self._sent_ns[action.seq], 0),
-            continues=report_of(action, 0).continues > 0,
-        )
-        self._newest = pb.Arrived(seq=action.seq, age_ns=answer.round_trip_ns)
-        self.heard(self._recorded[action.seq], answer)
+        round_trip_ns = max(self._clock.now_ns() - self._sent_ns[action.seq], 0)
+        self._newest = pb.Arrived(seq=action.seq, age_ns=round_trip_ns)
+        values = np.asarray(action.values, np.float64).reshape(rows, dims)
+        self.heard(self._recorded[action.seq], values, action, round_trip_ns)
 
 
 def contract_message(session: StoredSession, speed: float) -> pb.Open:

@@ -34,7 +34,6 @@ NOISY = ServiceConfig(
 )
 RUNS: dict[str, dict[str, Any]] = {
     "demo depth 3": {"robots": 2, "answers": 12, "seed": 4},
-    "demo pipelined": {"robots": 4, "answers": 20, "seed": 1},
     "demo speculative, 2 bins, 3 passes": {"robots": 3, "answers": 20, "seed": 5},
     "demo-flow pipelined": {"robots": 3, "answers": 16},
     "demo-flow serial, rtc": {"robots": 2, "answers": 12},

@@ -118,7 +118,7 @@ def test_an_answer_is_shown_where_it_parts_first(server: Server):
     first = found.differences.first
     assert (first.seq, first.dimension, first.difference, found.parted) == (101, "z", 0.25, 2)
     assert first.text == "frame 101 at 0.00 s, row 0, z: 0 and 0.25, 0.25 apart"
-    assert [each.largest for each in found.differences.dimensions] == [0, 0, 0.25, 0, 0, 0, 0]
+    assert [each["largest"] for each in found.differences.dimensions] == [0, 0, 0.25, 0, 0, 0, 0]
 
 
 def test_another_action_or_the_end_of_the_stream_is_said(server: Server):
