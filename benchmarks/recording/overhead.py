@@ -73,7 +73,7 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
             before = _processor_s(service.pid)
             total = _load(service.address, seconds)
             used_s = _processor_s(service.pid) - before
-            lost = service.metrics().get("edgeflow_recording_records_lost", 0.0)
+            lost = service.metrics()["edgeflow_recording_records_lost_total"] if side == "on" else 0.0
         stored = sum(path.stat().st_size for path in Path(folder).iterdir())
     frames = total["frames"]["acted"]
     return {

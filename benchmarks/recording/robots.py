@@ -126,7 +126,6 @@ class ScriptedRun:
         self._reader = RecordRing(self._passes.descriptor)
         self._time_ns = 0
         self._robots = [_ScriptedRobot(session=number) for number in range(1, script.robots + 1)]
-        self.workers = 0
         self._start_worker()
         self._pictures = self._drawn()
 
@@ -161,7 +160,6 @@ class ScriptedRun:
             trajectory=script.config.trajectory,
             observer=PassRecorder(self._passes, engine_facts(script.config, built)),
         )
-        self.workers += 1
         for robot in self._robots:
             robot.parked = 0
             self._open(robot)
