@@ -174,7 +174,8 @@ class DatasetWriter:
     def add(self, vectors: Mapping[str, Values], images: Mapping[str, Pixels]) -> None:
         """Add a frame: every vector [elements] and every image [height, width, 3] of the features."""
         episode = self._episode
-        assert episode is not None
+        if episode is None:
+            raise RuntimeError("no episode has begun")
         values: dict[str, Any] = {}
         for name in self._features.vectors:
             vector = np.asarray(vectors[name], np.float32)
