@@ -14,12 +14,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 from benchmarks.chaos.process_facts import alive, children, command, wait_for
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from benchmarks.command import keep, machine_facts, options
-from benchmarks.recording.overhead import RATE_HZ, ROBOTS
+from benchmarks.recording.overhead import ROBOTS, load_words
 from benchmarks.recording.slow_disk import slow_disk
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import RecordedObservation
@@ -39,24 +38,43 @@ SLOW_BYTES = 1e6
 RECORDER = "edgeflow_client.recording.process"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingFault:
-    """The outcome of a fault."""
+@contextmanager
+def _ordinary_disk() -> Iterator[tuple[Path, Path]]:
+    with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as folder:
+        yield (path := Path(folder) / "recordings"), path
 
-    name: str
-    robots: dict[str, Any]
-    """Frames by outcome, and the age of actions; without them where the service itself was killed."""
-    told: list[str]
-    """Events of the log about the recording, after the fault."""
-    files: int
-    damaged: int
-    """Files that end in damage; each opens up to it."""
-    observations: int
-    lost_records: int
-    """Numbers that are missing between the first record and the last."""
-    missing_s: float | None
-    """The longest time without a record of a frame; after a kill of the service, from its last record to the kill."""
-    ok: bool
+
+@contextmanager
+def _full_disk() -> Iterator[tuple[Path, Path]]:
+    with tempfile.TemporaryDirectory(prefix="edgeflow-full-") as mount:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MB}m", "none", mount], check=True)
+        try:
+            yield (path := Path(mount) / "recordings"), path
+        finally:
+            subprocess.run(["umount", "-l", mount], check=False)
+
+
+@contextmanager
+def _slow_disk() -> Iterator[tuple[Path, Path]]:
+    with tempfile.TemporaryDirectory(prefix="edgeflow-slow-") as folder:
+        under, mount = Path(folder) / "disk", Path(folder) / "mount"
+        under.mkdir()
+        mount.mkdir()
+        with slow_disk(under, mount, SLOW_BYTES):
+            yield mount / "recordings", under / "recordings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """A fault, FAULT_S after robots began."""
+
+    happens: Callable[[ServiceUnderTest, Path], None] = lambda *_: None
+    disk: Callable[[], AbstractContextManager[tuple[Path, Path]]] = _ordinary_disk
+    """The folder of the recordings, and where they are read afterwards."""
+    must_tell: bool = False
+    most_missing_s: float | None = None
+    kills: bool = False
+    """The service itself."""
 
 
 def main() -> None:
@@ -66,114 +84,51 @@ def main() -> None:
     arguments = parser.parse_args()
     found, facts = [], machine_facts()
     for name in arguments.faults or FAULTS:
-        outcome = FAULTS[name](name)
+        outcome = _outcome(name, FAULTS[name])
         found.append(outcome)
-        print(json.dumps(asdict(outcome)), flush=True)
-    keep(arguments.json, {**facts, "faults": [asdict(each) for each in found], "most_lost_s": MOST_LOST_S})
-    raise SystemExit(0 if all(each.ok for each in found) else 1)
+        print(json.dumps(outcome), flush=True)
+    keep(arguments.json, {**facts, "faults": found, "most_lost_s": MOST_LOST_S})
+    raise SystemExit(0 if all(each["ok"] for each in found) else 1)
 
 
-def _leave(service: ServiceUnderTest, folder: Path) -> None:
-    """The fault is there from the start."""
-
-
-def _nothing(name: str) -> RecordingFault:
-    return _beside(name, _leave)
-
-
-def _recorder_killed(name: str) -> RecordingFault:
-    def kill(service: ServiceUnderTest, folder: Path) -> None:  # noqa: ARG001
-        os.kill(_recorder(service), signal.SIGKILL)
-
-    return _beside(name, kill, most_missing_s=MOST_LOST_S)
-
-
-def _directory_removed(name: str) -> RecordingFault:
-    def remove(service: ServiceUnderTest, folder: Path) -> None:  # noqa: ARG001
-        shutil.rmtree(folder)
-
-    return _beside(name, remove, must_tell=True)
-
-
-def _disk_full(name: str) -> RecordingFault:
-    with tempfile.TemporaryDirectory(prefix="edgeflow-full-") as folder, _tmpfs(Path(folder)):
-        return _beside(name, _leave, folder=Path(folder) / "recordings", must_tell=True)
-
-
-def _slow_disk(name: str) -> RecordingFault:
-    with tempfile.TemporaryDirectory(prefix="edgeflow-slow-") as folder:
-        under, mount = Path(folder) / "disk", Path(folder) / "mount"
-        under.mkdir()
-        mount.mkdir()
-        with slow_disk(under, mount, SLOW_BYTES):
-            return _beside(name, _leave, folder=mount / "recordings", read=under / "recordings")
-
-
-def _beside(
-    name: str,
-    fault: Callable[[ServiceUnderTest, Path], None],
-    *,
-    folder: Path | None = None,
-    read: Path | None = None,
-    must_tell: bool = False,
-    most_missing_s: float | None = None,
-) -> RecordingFault:
-    """A fault that robots must not notice. read: where the recordings are read afterwards."""
-    with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as own, light_policy(ROBOTS) as policy:
-        folder = folder or Path(own) / "recordings"
+def _outcome(name: str, fault: _Fault) -> dict[str, Any]:
+    """Frames of the robots by outcome, events of the log about the recording, and the facts of `_read`."""
+    with fault.disk() as (folder, read), light_policy(ROBOTS) as policy:
         with ServiceUnderTest({**policy, "recording": {"directory": str(folder)}}) as service:
             with _robots(service) as robots:
                 time.sleep(FAULT_S)
-                since = time.time()
-                fault(service, folder)
-            told = _told(service, since if must_tell is False else 0.0)
-        kept = _read(read or folder)
-    total = json.loads(robots[0])["total"]
-    frames = total["frames"]
-    unharmed = not frames["rejected"] and not frames["dropped"] and not frames["unanswered"]
-    missing = kept["missing_s"]
-    return RecordingFault(
-        name=name,
-        robots={"frames": frames, "age_p99_ms": total["age_ms"]["p99"], "fps": total["fps"]},
-        told=told,
-        ok=unharmed
-        and (bool(told) or not must_tell)
-        and (most_missing_s is None or (missing is not None and missing <= most_missing_s)),
-        **kept,
-    )
+                recorder, since = _recorder(service), time.time()
+                fault.happens(service, folder)
+                if fault.kills:
+                    wait_for(lambda: not alive(recorder), END_S, 0.02)
+            told = [] if fault.kills else _told(service, 0.0 if fault.must_tell else since)
+        kept = _read(read, until_ns=round(since * 1e9) if fault.kills else None)
+    seen: dict[str, Any] = {}
+    unharmed = True  # as far as robots of a killed service can be
+    if not fault.kills:
+        total = json.loads(robots[0])["total"]
+        frames = total["frames"]
+        unharmed = not frames["rejected"] and not frames["dropped"] and not frames["unanswered"]
+        seen = {"frames": frames, "age_p99_ms": total["age_ms"]["p99"], "fps": total["fps"]}
+    missing, most = kept["missing_s"], fault.most_missing_s
+    ok = unharmed and (bool(told) or not fault.must_tell)
+    ok = ok and (most is None or (missing is not None and missing <= most))
+    return {"name": name, "robots": seen, "told": told, **kept, "ok": ok}
 
 
-def _service_killed(name: str) -> RecordingFault:
-    return _killed(name, with_recorder=False)
-
-
-def _all_killed(name: str) -> RecordingFault:
-    return _killed(name, with_recorder=True)
-
-
-def _killed(name: str, *, with_recorder: bool) -> RecordingFault:
-    """SIGKILL of control, and of the recorder at the same moment."""
-    with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as own, light_policy(ROBOTS) as policy:
-        folder = Path(own) / "recordings"
-        with ServiceUnderTest({**policy, "recording": {"directory": str(folder)}}) as service, _robots(service):
-            time.sleep(FAULT_S)
-            recorder = _recorder(service)
-            killed_ns = time.time_ns()
-            service.signal(signal.SIGKILL)
-            if with_recorder:
-                os.kill(recorder, signal.SIGKILL)
-            wait_for(lambda: not alive(recorder), END_S, 0.02)
-        kept = _read(folder, until_ns=killed_ns)
-    missing = kept["missing_s"]
-    return RecordingFault(name=name, robots={}, told=[], ok=missing is not None and missing <= MOST_LOST_S, **kept)
+def _kill(service: ServiceUnderTest, *, control: bool, recorder: bool) -> None:
+    """SIGKILL, of both at the same moment."""
+    found = _recorder(service)
+    if control:
+        service.signal(signal.SIGKILL)
+    if recorder:
+        os.kill(found, signal.SIGKILL)
 
 
 @contextmanager
 def _robots(service: ServiceUnderTest) -> Iterator[list[str]]:
     """Robots beside the context; their report when it has ended."""
-    words = [sys.executable, "-m", "edgeflow.cli", "loadtest", service.address, "--json", "--robots", f"{ROBOTS}"]
-    words += ["--rate", f"{RATE_HZ}", "--duration", f"{RUN_S:g}s", "--camera", "640x480"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(load_words(service.address, RUN_S), stdout=subprocess.PIPE, text=True)
     report: list[str] = []
     try:
         yield report
@@ -193,7 +148,9 @@ def _told(service: ServiceUnderTest, since: float) -> list[str]:
 
 
 def _read(folder: Path, until_ns: int | None = None) -> dict[str, Any]:
-    """The recordings of a folder. until_ns: the end of the time that they should cover."""
+    """The recordings of a folder: files, those of them that end in damage, frames, missing numbers of records, and the
+    longest time without a frame; with until_ns, the end of the time that they should cover, from the last frame to it.
+    """
     paths = sorted(folder.glob("*.mcap")) if folder.is_dir() else []
     if not paths:
         return {"files": 0, "damaged": 0, "observations": 0, "lost_records": 0, "missing_s": None}
@@ -216,23 +173,20 @@ def _read(folder: Path, until_ns: int | None = None) -> dict[str, Any]:
     }
 
 
-@contextmanager
-def _tmpfs(mount: Path) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MB}m", "none", str(mount)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(mount)], check=False)
-
-
-FAULTS: dict[str, Callable[[str], RecordingFault]] = {
-    "none": _nothing,
-    "recorder killed": _recorder_killed,
-    "service killed": _service_killed,
-    "all killed": _all_killed,
-    "disk full": _disk_full,
-    "slow disk": _slow_disk,
-    "directory removed": _directory_removed,
+FAULTS: dict[str, _Fault] = {
+    "none": _Fault(),
+    "recorder killed": _Fault(
+        happens=lambda service, _: _kill(service, control=False, recorder=True), most_missing_s=MOST_LOST_S
+    ),
+    "service killed": _Fault(
+        happens=lambda service, _: _kill(service, control=True, recorder=False), most_missing_s=MOST_LOST_S, kills=True
+    ),
+    "all killed": _Fault(
+        happens=lambda service, _: _kill(service, control=True, recorder=True), most_missing_s=MOST_LOST_S, kills=True
+    ),
+    "disk full": _Fault(disk=_full_disk, must_tell=True),
+    "slow disk": _Fault(disk=_slow_disk),
+    "directory removed": _Fault(happens=lambda _, folder: shutil.rmtree(folder), must_tell=True),
 }
 
 if __name__ == "__main__":

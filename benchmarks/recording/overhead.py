@@ -73,7 +73,7 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
             before = _processor_s(service.pid)
             total = _load(service.address, seconds)
             used_s = _processor_s(service.pid) - before
-            lost = service.metrics().get("edgeflow_recording_records_lost", 0.0)
+            lost = service.metrics()["edgeflow_recording_records_lost_total"] if side == "on" else 0.0
         stored = sum(path.stat().st_size for path in Path(folder).iterdir())
     frames = total["frames"]["acted"]
     return {
@@ -87,10 +87,14 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
     }
 
 
-def _load(address: str, seconds: float) -> dict[str, Any]:
+def load_words(address: str, seconds: float) -> list[str]:
+    """The command of a load test by these robots."""
     words = [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--json", "--robots", f"{ROBOTS}"]
-    words += ["--rate", f"{RATE_HZ}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # 1: the machine was late
+    return [*words, "--rate", f"{RATE_HZ}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
+
+
+def _load(address: str, seconds: float) -> dict[str, Any]:
+    done = subprocess.run(load_words(address, seconds), stdout=subprocess.PIPE, check=False)  # 1: the machine was late
     total: dict[str, Any] = json.loads(done.stdout)["total"]
     return total
 

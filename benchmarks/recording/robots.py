@@ -6,8 +6,10 @@ instructions and too long ones, resets, sessions that are parked and opened agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -33,13 +35,8 @@ from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.facts import engine_facts
 from edgeflow.worker.worker import Worker
 from edgeflow_client.clock import ManualClock
-from edgeflow_client.recording.records import (
-    DECODER,
-    ENCODER,
-    AnySessionRecord,
-    RecordedObservation,
-    RecordedOpening,
-)
+from edgeflow_client.recording.reader import StoredRecord
+from edgeflow_client.recording.records import NUMBER, AnySessionRecord, RecordedObservation, RecordedOpening
 from edgeflow_client.recording.ring import RecordRing
 from edgeflow_client.trajectory import Playing
 from edgeflow_client.types import CameraSpec, ImageFormat
@@ -54,31 +51,33 @@ TOO_LONG = "again and " * 600
 RING_BYTES = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryRecord:
-    """A record as a recording has it (edgeflow_client.recording.reader.StoredRecord)."""
-
-    number: int
-    data: bytes
-
-
 @dataclass(slots=True)
 class MemoryRecording:
-    """A recording in memory."""
+    """A recording (edgeflow_client.recording.reader.Recording) in memory."""
 
-    passes: list[MemoryRecord] = field(default_factory=list)
+    passes: list[StoredRecord] = field(default_factory=list)
     frames: list[tuple[AnySessionRecord, tuple[bytes, ...]]] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=lambda: {"cameras": "all"})
 
-    def records(self, topic: str) -> Iterator[MemoryRecord]:
+    def records(self, topic: str) -> Iterator[StoredRecord]:
         """The records of passes."""
-        if topic != PASS_TOPIC:
-            raise ValueError(topic)
+        assert topic == PASS_TOPIC
         return iter(self.passes)
 
     def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
         """The records of sessions."""
         return iter(self.frames)
+
+    def kinds(self, *kinds: str) -> list[dict[str, Any]]:
+        """The records of passes of these kinds, all if there are none."""
+        found = [msgspec.json.decode(each.data) for each in self.passes]
+        return [each for each in found if not kinds or each["kind"] in kinds]
+
+    def changed(self, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> MemoryRecording:
+        """With the records of passes that a function makes of these, or drops."""
+        pairs = [(each, change(record)) for each, record in zip(self.passes, self.kinds(), strict=True)]
+        kept = [replace(each, data=msgspec.json.encode(record)) for each, record in pairs if record is not None]
+        return replace(self, passes=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +122,10 @@ class ScriptedRun:
         self._script = script
         self._random = np.random.default_rng(script.seed)
         self._clock = ManualClock(1_000_000_000)
-        self._passes, self._sessions = RecordRing.make(RING_BYTES), RecordRing.make(RING_BYTES)
-        self._pass_reader = RecordRing(self._passes.descriptor)
-        self._session_reader = RecordRing(self._sessions.descriptor)
+        self._passes = RecordRing.make(RING_BYTES)
+        self._reader = RecordRing(self._passes.descriptor)
         self._time_ns = 0
         self._robots = [_ScriptedRobot(session=number) for number in range(1, script.robots + 1)]
-        self.workers = 0
         self._start_worker()
         self._pictures = self._drawn()
 
@@ -148,14 +145,12 @@ class ScriptedRun:
                 self._clock.advance_ns(3 * MS)
         self._drain()
         self._passes.close()
-        self._sessions.close()
         return self.recording
 
     def _start_worker(self) -> None:
         """A new worker, as after a loss: nothing of the old one is left but the robots' sessions."""
         script = self._script
-        with torch.no_grad():
-            built = ready_engine(script.config)
+        built = ready_engine(script.config)
         self._policy = built.engine.policy
         self._worker = Worker(
             built.engine,
@@ -165,7 +160,6 @@ class ScriptedRun:
             trajectory=script.config.trajectory,
             observer=PassRecorder(self._passes, engine_facts(script.config, built)),
         )
-        self.workers += 1
         for robot in self._robots:
             robot.parked = 0
             self._open(robot)
@@ -184,16 +178,9 @@ class ScriptedRun:
                 continues=self._script.continues,
             )
         )
-        cameras = self._cameras
-        self._record(
-            RecordedOpening(
-                session=robot.session,
-                time_ns=self._now_ns(),
-                source="service",
-                cameras=(CameraSpec("unused", 8, 8, ImageFormat.RGB8), *cameras),
-                policy_cameras=tuple(camera.name for camera in cameras),
-            )
-        )
+        cameras = (CameraSpec("unused", 8, 8, ImageFormat.RGB8), *self._cameras)
+        names = tuple(camera.name for camera in self._cameras)
+        self._record(RecordedOpening, session=robot.session, source="service", cameras=cameras, policy_cameras=names)
 
     @property
     def _cameras(self) -> tuple[CameraSpec, ...]:
@@ -262,27 +249,16 @@ class ScriptedRun:
         instruction = TOO_LONG if random.random() < script.rejected else robot.instruction
         seen_only = inputs.history > 1 and random.random() < 0.2
         timed = not script.continues and inputs.most_delay_ms > 0.0
-        self._record(
-            RecordedObservation(
-                session=robot.session,
-                time_ns=self._now_ns(),
-                seq=robot.seq,
-                epoch=robot.epoch,
-                stamp_ns=stamp_ns,
-                image_bytes=(192, *(len(sent) for sent, _ in chosen)),
-            ),
-            [bytes(192), *(sent for sent, _ in chosen)],
-        )
+        images = (bytes(192), *(sent for sent, _ in chosen))
+        frame = {"session": robot.session, "seq": robot.seq, "epoch": robot.epoch, "stamp_ns": stamp_ns}
+        self._record(RecordedObservation, images, **frame)
         self._worker.inbox.put(
             SubmitFrame(
-                session=robot.session,
-                epoch=robot.epoch,
-                seq=robot.seq,
+                **frame,
                 sizes=[side for camera in self._cameras for side in (camera.height, camera.width)],
                 instruction=instruction,
                 payload=tuple(pixels for _, pixels in chosen),
                 state=random.uniform(-0.5, 0.5, inputs.numbers).round(4).tolist(),
-                stamp_ns=stamp_ns,
                 waited_ns=int(random.integers(0, 3)) * MS,
                 turn_wait_ns=3 * PERIOD_NS,
                 playing=self._playing(robot, stamp_ns),
@@ -307,48 +283,18 @@ class ScriptedRun:
             self.answers += 1
             self._robots[message.session - 1].answered = message
 
-    # Records.
-
     def _now_ns(self) -> int:
         """As a worker's records have it: both streams share a clock."""
-        import time
-
         self._time_ns = max(time.time_ns(), self._time_ns + 1)
         return self._time_ns
 
-    def _record(self, record: AnySessionRecord, images: Sequence[bytes] = ()) -> None:
-        self._sessions.put(ENCODER.encode(record), images)
+    def _record(self, kind: type[Any], images: tuple[bytes, ...] = (), **fields: Any) -> None:
+        self.recording.frames.append((kind(time_ns=self._now_ns(), **fields), images))
 
     def _drain(self) -> None:
-        """Read both rings, as a recorder does."""
-        for _ in range(2):  # a ring shows what had been written at the look before
-            for found in self._pass_reader.look():
-                self.recording.passes.append(MemoryRecord(found.number, as_json(found.number, found.head)))
-                self._pass_reader.release(found.end)
-            for found in self._session_reader.look():
-                record, place, images = DECODER.decode(found.head), 0, []
-                for size in getattr(record, "image_bytes", ()):
-                    images.append(bytes(found.payload[place : place + size]))
-                    place += size
-                self.recording.frames.append((record, tuple(images)))
-                found.payload.release()
-                self._session_reader.release(found.end)
-
-
-def as_json(number: int, head: bytes) -> bytes:
-    """A record as the recorder writes it."""
-    record = msgspec.msgpack.decode(head)
-    assert "number" not in record
-    return msgspec.json.encode({"number": number, **record})
-
-
-def changed(
-    recording: MemoryRecording, change: Callable[[int, dict[str, Any]], dict[str, Any] | None]
-) -> MemoryRecording:
-    """A recording whose records of passes a function has changed, or dropped."""
-    kept = []
-    for each in recording.passes:
-        record = change(each.number, msgspec.json.decode(each.data))
-        if record is not None:
-            kept.append(MemoryRecord(each.number, msgspec.json.encode(record)))
-    return MemoryRecording(kept, recording.frames, recording.facts)
+        """Read the ring, as a recorder does."""
+        for found in chain(self._reader.look(), self._reader.look()):  # it shows what was written at the look before
+            record = msgspec.msgpack.decode(found.head)
+            data = msgspec.json.encode({NUMBER: found.number, **record})
+            self.recording.passes.append(StoredRecord(found.number, record["time_ns"], data))
+            self._reader.release(found.end)

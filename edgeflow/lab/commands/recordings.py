@@ -127,8 +127,8 @@ def recording_compare(
     It shows where their actions part, and by how much. Both answer the recorded frames in this process, one frame at a
     time and with the recorded stamps, so that noise is the same. --set applies to both.
     """
+    from edgeflow.lab.recordings.command import compare_command
     from edgeflow.lab.recordings.compare import ComparePlan
-    from edgeflow.lab.recordings.compare_report import compare_command
 
     if plot is not None:
         import matplotlib  # noqa: F401 - missing? say so before anything is computed
@@ -158,6 +158,6 @@ def recording_export(
     An epoch becomes an episode at a fixed rate: per frame the newest observation, and the action that was executed or
     commanded at its time. Frames without an action are left out, and a pause of a second begins another episode.
     """
-    from edgeflow.lab.recordings.export.command import export_command
+    from edgeflow.lab.recordings.command import export_command
 
     export_command(path, run, out, fps=fps, video=video, chosen=sessions or [], as_json=as_json)

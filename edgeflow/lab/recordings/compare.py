@@ -19,8 +19,9 @@ from edgeflow.in_process.observation import DELAY, INSTRUCTION, MOST_STAMP_NS, S
 from edgeflow.in_process.policy import LocalPolicy
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
-from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, pixels_of, read_frames
+from edgeflow.lab.recordings.sessions import StoredFrame, StoredSession, decode_images, read_frames
 from edgeflow_client.errors import ConfigError, FailedPrecondition, Internal, InvalidArgument, RequestError
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.types import ActionSchema
 
 MODELS = 2
@@ -82,21 +83,16 @@ class ComparedModel:
         if self._epoch not in (None, observed.epoch) or stamp_ns < self._stamp_ns:
             self.policy.reset(session.label)
         self._epoch, self._stamp_ns = observed.epoch, stamp_ns
-        observation: dict[str, Any] = {INSTRUCTION: observed.instruction, STAMP: stamp_ns}
-        observation.update((name, images[name]) for name in self._cameras)
-        start = 0
-        for each in session.contract.state:
-            if each.name in self._state:
-                observation[each.name] = np.asarray(observed.state[start : start + each.size], np.float32)
-            start += each.size
+        vectors = session.state_vectors(observed.state)
+        observation: dict[str, Any] = {name: images[name] for name in self._cameras}
+        observation |= {name: vectors[name] for name in self._state}
+        observation |= {INSTRUCTION: observed.instruction, STAMP: stamp_ns}
         if most_ms := self.policy.inputs.most_delay_ms:
             self._delay_ms = frame.answer.age_ns / 1e6 if frame.answer is not None else self._delay_ms
             observation[DELAY] = min(self._delay_ms, most_ms)
         begun = time.perf_counter()
         try:
-            chunk = self.policy.infer(
-                {**observation, INSTRUCTION: observed.instruction, STAMP: stamp_ns}, session.label
-            )
+            chunk = self.policy.infer(observation, session.label)
         except (RequestError, Internal) as error:
             self.failed[error.text] += 1
             return None
@@ -122,14 +118,23 @@ class ComparedSession:
     undecodable: int = 0
     """Frames whose images are missing or damaged."""
 
+    def to_json(self) -> dict[str, Any]:
+        """The differences as JSON values."""
+        return {
+            "session": self.label,
+            "undecodable": self.undecodable,
+            "between": self.between.to_json(),
+            "to_recorded": [each and each.to_json() for each in self.recorded],
+        }
+
 
 class ModelComparison:
     """Lets two models answer recorded sessions."""
 
     def __init__(
-        self, source: SessionSource, plan: ComparePlan, models: Sequence[ComparedModel], report: Report
+        self, recording: Recording, plan: ComparePlan, models: Sequence[ComparedModel], report: Report
     ) -> None:
-        self._source = source
+        self._recording = recording
         self._plan = plan
         self._models = models
         self._report = report
@@ -154,7 +159,7 @@ class ModelComparison:
             recorded=tuple(self._to_recorded(session, model) for model in self._models),
             actions=([], []),
         )
-        for index, frame in enumerate(read_frames(self._source, session.label)):
+        for index, frame in enumerate(read_frames(self._recording, session.label)):
             self._done += 1
             self._report("compare", self._done, self._total)
             if index % self._plan.every == 0:
@@ -175,14 +180,11 @@ class ModelComparison:
         """Let both models answer a frame, in turns first."""
         observed = frame.observation
         at_s = (observed.time_ns - session.first_ns) / 1e9
-        try:
-            images = {
-                camera.name: pixels_of(image, camera, observed.seq)
-                for camera, image in zip(session.cameras, frame.images, strict=True)
-            }
-        except (ValueError, InvalidArgument):  # fewer images than cameras, or damaged ones
+        pixels = decode_images(frame.images, session.cameras)
+        if pixels is None:
             found.undecodable += 1
             return
+        images = {camera.name: image for camera, image in zip(session.cameras, pixels, strict=True)}
         places = (0, 1) if found.between.compared % 2 == 0 else (1, 0)
         answers: dict[int, Rows | None] = {
             place: self._models[place].answer(session, frame, images) for place in places

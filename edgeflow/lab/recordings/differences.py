@@ -47,17 +47,6 @@ class PartedAnswer:
         return f"{place}: {self.values[0]:.6g} and {self.values[1]:.6g}, {size} apart"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DimensionDifference:
-    """The differences in one dimension over all compared frames; each frame counts with its largest row."""
-
-    dimension: str
-    unit: str
-    mean: float
-    p95: float
-    largest: float
-
-
 @dataclass(slots=True, kw_only=True)
 class AnswerDifferences:
     """The differences between two sets of answers [rows, D], frame by frame."""
@@ -129,20 +118,18 @@ class AnswerDifferences:
         return [parted for size, _, parted in sorted(self._worst, reverse=True) if size > 0.0]
 
     @property
-    def dimensions(self) -> list[DimensionDifference]:
-        """One per dimension; none if nothing was compared."""
-        if not self._frames:
-            return []
-        frames = np.stack(self._frames).astype(np.float64)
+    def dimensions(self) -> list[dict[str, Any]]:
+        """The mean, 95th percentile and largest difference of each dimension; a frame counts with its largest row."""
+        columns = np.stack(self._frames).astype(np.float64).T if self._frames else ()
         return [
-            DimensionDifference(
-                dimension=name,
-                unit=unit,
-                mean=float(column.mean()),
-                p95=float(np.percentile(column, 95)),
-                largest=float(column.max()),
-            )
-            for name, unit, column in zip(self.names, self.units, frames.T, strict=True)
+            {
+                "dimension": name,
+                "unit": unit,
+                "mean": float(column.mean()),
+                "p95": float(np.percentile(column, 95)),
+                "largest": float(column.max()),
+            }
+            for name, unit, column in zip(self.names, self.units, columns, strict=False)
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -154,15 +141,15 @@ class AnswerDifferences:
             "tolerance": self.tolerance,
             "first": asdict(self.first) if self.first is not None else None,
             "worst": [asdict(each) for each in self.worst],
-            "dimensions": [asdict(each) for each in self.dimensions],
+            "dimensions": self.dimensions,
         }
 
     def table(self) -> FoldingTable:
         """The differences in each dimension."""
         table = FoldingTable("dimension", "unit", "mean", "95 %", "largest")
         for each in self.dimensions:
-            figures = (f"{figure:.3g}" for figure in (each.mean, each.p95, each.largest))
-            table.add_row(escape(each.dimension), escape(each.unit), *figures)
+            figures = (f"{each[name]:.3g}" for name in ("mean", "p95", "largest"))
+            table.add_row(escape(each["dimension"]), escape(each["unit"]), *figures)
         return table
 
 

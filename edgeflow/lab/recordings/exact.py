@@ -6,9 +6,10 @@ worker did, pass by pass; on the same machine the answers are equal bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -26,51 +27,18 @@ from edgeflow.version import __version__
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.facts import engine_facts
 from edgeflow_client.errors import CheckpointError, ConfigError, FailedPrecondition
-from edgeflow_client.recording.records import AnySessionRecord
+from edgeflow_client.recording.reader import Recording
 
 SHOWN_EVERY = 100  # records
 
 
-class NumberedRecord(Protocol):
-    """A record as it lies in a recording."""
+class _OtherEngine(msgspec.Struct, tag_field="kind", tag="engine"):
+    """A record of an engine of any version."""
 
-    @property
-    def number(self) -> int:
-        """Its number on its topic; lost records are counted."""
-        ...
-
-    @property
-    def data(self) -> bytes:
-        """JSON."""
-        ...
+    facts: dict[str, Any]
 
 
-class PassSource(Protocol):
-    """A recording (edgeflow_client.recording.reader.Recording)."""
-
-    @property
-    def facts(self) -> dict[str, str]: ...
-
-    def records(self, topic: str) -> Iterator[NumberedRecord]:
-        """The records of a topic by number, each once."""
-        ...
-
-    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
-        """The records of sessions, each frame with its images."""
-        ...
-
-
-class _StatedVersion(msgspec.Struct):
-    """The part of an engine's facts that every version has."""
-
-    version: str
-
-
-class _EngineOfAnyVersion(msgspec.Struct):
-    facts: _StatedVersion
-
-
-def replay_exactly(recording: PassSource, model: str | None = None, progress: Report | None = None) -> ExactReport:
+def replay_exactly(recording: Recording, model: str | None = None, progress: Report | None = None) -> ExactReport:
     """Replay the passes of a recording on this machine.
 
     model: where the checkpoint lies, if not where it was. progress: receives the number of records done.
@@ -78,36 +46,28 @@ def replay_exactly(recording: PassSource, model: str | None = None, progress: Re
     FailedPrecondition for a recording without passes or pixels, of another version of edgeflow, or of another model.
     StartErrors as for a service where the model cannot be loaded.
     """
-    report = ExactReport()
     first = _first_engine(recording)
     _check_version(first.version)
     config = engine_config(first, model)
     if progress is not None:
         progress("loading", 0, 1)
     _check_model(first, config.model, fingerprint(_model_path(config), config.policy.settings))
-    with torch.no_grad():
-        built = ready_engine(config)
-        replay_on(built, config, recording, report, progress)
-    return report
+    return replay_on(ready_engine(config), config, recording, progress)
 
 
 def replay_on(
-    built: BuiltEngine,
-    config: ServiceConfig,
-    recording: PassSource,
-    report: ExactReport,
-    progress: Report | None = None,
-) -> None:
-    """Replay the passes of a recording on an engine that is ready, into a report."""
-    here = engine_facts(config, built)
-    pixels = RecordedPixels(recording.sessions())
-    replay = PassReplay(built.engine, config, pixels, report)
+    built: BuiltEngine, config: ServiceConfig, recording: Recording, progress: Report | None = None
+) -> ExactReport:
+    """Replay the passes of a recording on an engine that is ready."""
+    here, report = engine_facts(config, built), ExactReport()
+    replay = PassReplay(built.engine, config, RecordedPixels(recording.sessions()), report)
     last: int | None = None
     for done, (number, record) in enumerate(_typed(recording)):
         lost = (0 if last is None else number - last - 1) + (record is None)
         report.lost += lost
         if isinstance(record, EngineRecord):  # it knows nothing of what was lost before
-            check_facts(record.facts, here)
+            _check_version(record.facts.version)
+            _check_model(record.facts, here.model, here.fingerprint)
             report.machine = report.machine or machine_differences(record.facts, here)
             report.exact = not report.machine
         elif last is None:
@@ -115,10 +75,12 @@ def replay_on(
         elif lost:
             replay.lose()
         last = number
-        if record is not None and not replay.step(record):
-            return
+        with torch.no_grad():
+            if record is not None and not replay.step(record):
+                break
         if progress is not None and done % SHOWN_EVERY == 0:
             progress("replaying", done, 0)
+    return report
 
 
 def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig:
@@ -140,11 +102,12 @@ def ready_engine(config: ServiceConfig) -> BuiltEngine:
     """An engine as a worker has it when it serves; typed StartErrors if that is impossible."""
     if config.operators and not Path(config.operators).is_file():
         raise ConfigError(f"operators: {config.operators} is not here: copy the overlay of the recording to this place")
-    built = build_engine(config)
-    record_passes(built.engine, _unreported, required=False)
-    if built.engine.graphs is not None:
-        warm_up(built.engine, built.limits.shift, _unreported, rounds=built.rounds)
-        built.engine.graphs.seal()
+    with torch.no_grad():
+        built = build_engine(config)
+        record_passes(built.engine, _unreported, required=False)
+        if built.engine.graphs is not None:
+            warm_up(built.engine, built.limits.shift, _unreported, rounds=built.rounds)
+            built.engine.graphs.seal()
     return built
 
 
@@ -154,12 +117,6 @@ def _model_path(config: ServiceConfig) -> Path:
     if path.is_absolute() and not path.exists():
         raise CheckpointError(f"model: {path} is not here: give its place with --model")
     return config.model_path
-
-
-def check_facts(recorded: EngineFacts, here: EngineFacts) -> None:
-    """FailedPrecondition where an engine has another version of edgeflow or another model than a recording."""
-    _check_version(recorded.version)
-    _check_model(recorded, here.model, here.fingerprint)
 
 
 def _check_model(recorded: EngineFacts, model: str, found: str) -> None:
@@ -180,7 +137,7 @@ def _check_version(recorded: str) -> None:
         )
 
 
-def _first_engine(recording: PassSource) -> EngineFacts:
+def _first_engine(recording: Recording) -> EngineFacts:
     """The facts of the first worker."""
     if recording.facts.get("cameras", "all") != "all":
         raise FailedPrecondition(
@@ -188,12 +145,7 @@ def _first_engine(recording: PassSource) -> EngineFacts:
             "record again with --record-cameras all",
             field="recording",
         )
-    for stored in recording.records(PASS_TOPIC):
-        try:
-            record = msgspec.json.decode(stored.data, type=AnyPassRecord)
-        except msgspec.DecodeError:
-            _check_other_version(stored.data)
-            continue
+    for _, record in _typed(recording):
         if isinstance(record, EngineRecord):
             return record.facts
     raise FailedPrecondition(
@@ -202,23 +154,20 @@ def _first_engine(recording: PassSource) -> EngineFacts:
     )
 
 
-def _check_other_version(data: bytes) -> None:
-    """FailedPrecondition where an unreadable record is that of another version's engine."""
-    try:
-        stated = msgspec.json.decode(data, type=_EngineOfAnyVersion)
-    except msgspec.DecodeError:
-        return
-    _check_version(stated.facts.version)
+def _typed(recording: Recording) -> Iterator[tuple[int, AnyPassRecord | None]]:
+    """The records of passes with their numbers; None for one that cannot be read.
 
-
-def _typed(recording: PassSource) -> Iterator[tuple[int, AnyPassRecord | None]]:
-    """The records of passes with their numbers; None for one that cannot be read."""
+    FailedPrecondition for an engine of another version, whose facts may be others.
+    """
     decoder: msgspec.json.Decoder[AnyPassRecord] = msgspec.json.Decoder(AnyPassRecord)
     for stored in recording.records(PASS_TOPIC):
+        record = None
         try:
-            yield stored.number, decoder.decode(stored.data)
+            record = decoder.decode(stored.data)
         except msgspec.DecodeError:
-            yield stored.number, None
+            with contextlib.suppress(msgspec.DecodeError):
+                _check_version(msgspec.json.decode(stored.data, type=_OtherEngine).facts.get("version", __version__))
+        yield stored.number, record
 
 
 def _unreported(step: str, done: int, total: int) -> None:

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -51,6 +53,14 @@ class ReplayDifference:
     replayed: str = ""
     size: float | None = None
     """The difference between the two values, if they are numbers."""
+
+    @classmethod
+    def of(
+        cls, what: str, ref: FrameRef, number: int | None, *, recorded: object = "", replayed: object = "", **found: Any
+    ) -> ReplayDifference:
+        """A difference at a frame."""
+        place: dict[str, Any] = {"session": ref.session, "epoch": ref.epoch, "seq": ref.seq, "number": number}
+        return cls(what=what, recorded=str(recorded), replayed=str(replayed), **place, **found)
 
     @property
     def text(self) -> str:
@@ -181,17 +191,14 @@ def outcome_difference(recorded: PassOutcome, replayed: PassOutcome, number: int
     """The first difference between two outcomes of a segment; None if they are equal."""
     if recorded == replayed:
         return None
-    frame = recorded.frame
-    place: dict[str, Any] = {"session": frame.session, "epoch": frame.epoch, "seq": frame.seq, "number": number}
+    differ = partial(ReplayDifference.of, "outcome", recorded.frame, number)
     for name, one in (("tokens", "token"), ("guesses", "guess")):
         theirs, mine = getattr(recorded, name), getattr(replayed, name)
-        row = _first(theirs, mine)
-        if row is not None:
-            pair = _item(theirs, row), _item(mine, row)
-            return ReplayDifference(what="outcome", row=row, dimension=one, recorded=pair[0], replayed=pair[1], **place)
+        for row, pair in enumerate(zip_longest(theirs, mine, fillvalue="none")):
+            if pair[0] != pair[1]:
+                return differ(row=row, dimension=one, recorded=pair[0], replayed=pair[1])
     name = next(each for each in PassOutcome.__struct_fields__ if getattr(recorded, each) != getattr(replayed, each))
-    pair = str(getattr(recorded, name)), str(getattr(replayed, name))
-    return ReplayDifference(what="outcome", dimension=name, recorded=pair[0], replayed=pair[1], **place)
+    return differ(dimension=name, recorded=getattr(recorded, name), replayed=getattr(replayed, name))
 
 
 def bits(answer: FrameAnswer) -> NDArray[np.float64]:
@@ -204,47 +211,37 @@ def answer_difference(
     recorded: FrameAnswer, replayed: FrameAnswer, schema: ActionSchema, number: int
 ) -> ReplayDifference | None:
     """The first difference between two answers; None if they are equal bit for bit."""
-    place: dict[str, Any] = {
-        "session": recorded.session,
-        "epoch": recorded.epoch,
-        "seq": recorded.seq,
-        "number": number,
-    }
+    differ = partial(ReplayDifference.of, "answer", recorded.ref, number)
     theirs, mine = bits(recorded), bits(replayed)
     if theirs.shape != mine.shape:
-        shapes = str(list(theirs.shape)), str(list(mine.shape))
-        return ReplayDifference(what="answer", dimension="shape", recorded=shapes[0], replayed=shapes[1], **place)
+        return differ(dimension="shape", recorded=list(theirs.shape), replayed=list(mine.shape))
     different = theirs.view(np.int64) != mine.view(np.int64)
     if different.any():
-        row, column = (int(each) for each in np.argwhere(different)[0])
-        return value_difference(theirs, mine, (row, column), schema, place)
+        return value_difference(recorded, replayed, int(different.argmax()), schema, number)
     for name in ("token_ids", "valid", "passes", "settled", "step_ms"):
-        pair = str(getattr(recorded, name)), str(getattr(replayed, name))
-        if pair[0] != pair[1]:
-            return ReplayDifference(what="answer", dimension=name, recorded=pair[0], replayed=pair[1], **place)
-    if comparable_report(recorded.report) != comparable_report(replayed.report):
-        pair = str(recorded.report), str(replayed.report)
-        return ReplayDifference(what="report", recorded=pair[0], replayed=pair[1], **place)
+        if getattr(recorded, name) != getattr(replayed, name):
+            return differ(dimension=name, recorded=getattr(recorded, name), replayed=getattr(replayed, name))
+    reports = [msgspec.json.decode(msgspec.json.encode(each.report)) for each in (recorded, replayed)]  # NaN is None
+    if reports[0] != reports[1]:
+        return ReplayDifference.of("report", recorded.ref, number, recorded=recorded.report, replayed=replayed.report)
     return None
 
 
 def value_difference(
-    recorded: NDArray[np.float64],
-    replayed: NDArray[np.float64],
-    at: tuple[int, int],
-    schema: ActionSchema,
-    place: Mapping[str, Any],
+    recorded: FrameAnswer, replayed: FrameAnswer, index: int, schema: ActionSchema, number: int
 ) -> ReplayDifference:
-    """The difference between two values of an answer."""
-    theirs, mine = float(recorded[at]), float(replayed[at])
-    return ReplayDifference(
-        what="answer",
-        row=at[0],
-        dimension=schema.names[at[1]],
+    """The difference between two values of an answer. index: of the values, row by row."""
+    theirs, mine = (float(bits(each).flat[index]) for each in (recorded, replayed))
+    row, column = divmod(index, len(schema.names))
+    return ReplayDifference.of(
+        "answer",
+        recorded.ref,
+        number,
+        row=row,
+        dimension=schema.names[column],
         recorded=repr(theirs),
         replayed=repr(mine),
         size=abs(mine - theirs),
-        **place,
     )
 
 
@@ -259,22 +256,6 @@ def parts_apart(recorded: FrameAnswer, replayed: FrameAnswer, ranges: NDArray[np
     apart = np.abs(mine - theirs) / scale
     apart[np.isnan(theirs) & np.isnan(mine)] = 0.0
     return np.nan_to_num(apart, nan=np.inf, posinf=np.inf)
-
-
-def comparable_report(report: Mapping[str, Any]) -> Any:
-    """A report with None for every number that is not finite, as a recording has it."""
-    return msgspec.json.decode(msgspec.json.encode(report))
-
-
-def _first(theirs: Sequence[int], mine: Sequence[int]) -> int | None:
-    """The index of the first difference."""
-    pairs = zip(theirs, mine, strict=False)
-    found = next((index for index, pair in enumerate(pairs) if pair[0] != pair[1]), None)
-    return found if found is not None or len(theirs) == len(mine) else min(len(theirs), len(mine))
-
-
-def _item(values: Sequence[int], index: int) -> str:
-    return str(values[index]) if index < len(values) else "none"
 
 
 def _without(values: Sequence[str], others: Sequence[str]) -> str:

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.filesize import decimal
 from rich.markup import escape
 
-from edgeflow.lab.recordings.sessions import StoredSession, read_sessions
-from edgeflow.lab.recordings.stream import counted
+from edgeflow.lab.recordings.sessions import StoredSession, counted, milliseconds, read_sessions
 from edgeflow.pass_records import PASS_TOPIC, EngineFacts, EngineRecord
-from edgeflow_client.errors import InvalidArgument
-from edgeflow_client.loadtest.measure import distribution
 from edgeflow_client.loadtest.terminal import FoldingTable
 from edgeflow_client.recording.framing import Damage
 from edgeflow_client.recording.reader import Recording
@@ -32,11 +30,7 @@ COPIED = ("engine", "opened")
 class RecordingSummary:
     """Everything that `edgeflow recording info` says about a run."""
 
-    facts: dict[str, str]
-    """Facts that the recorder states: versions, source, cameras."""
-    files: tuple[Path, ...]
-    sizes: tuple[int, ...]
-    """Bytes of each file."""
+    recording: Recording
     others: tuple[RecordedRun, ...]
     """Other runs in the same folder, the oldest first."""
     sessions: dict[str, StoredSession]
@@ -66,8 +60,8 @@ class RecordingSummary:
     def to_json(self) -> dict[str, Any]:
         """The summary as JSON values."""
         return {
-            "facts": self.facts,
-            "files": [{"file": str(path), "bytes": size} for path, size in zip(self.files, self.sizes, strict=True)],
+            "facts": self.recording.facts,
+            "files": [{"file": str(path), "bytes": path.stat().st_size} for path in self.recording.paths],
             "other_runs": [
                 {"run": each.name, "start": each.start.isoformat(), "bytes": each.size_bytes} for each in self.others
             ],
@@ -83,7 +77,8 @@ class RecordingSummary:
 
     def tables(self) -> Iterator[FoldingTable]:
         """The recording, and its sessions."""
-        table = FoldingTable("", "", title=escape(f"recording {self.facts.get('run', '')}".rstrip()), show_header=False)
+        title = f"recording {self.recording.facts.get('run', '')}".rstrip()
+        table = FoldingTable("", "", title=escape(title), show_header=False)
         for name, text in self._rows():
             table.add_row(name, escape(text))
         yield table
@@ -91,17 +86,22 @@ class RecordingSummary:
             yield _sessions_table(list(self.sessions.values()))
 
     def _rows(self) -> Iterator[tuple[str, str]]:
-        source = {"service": "a service", "robot": "a robot's SDK"}.get(self.facts.get("source", ""), "unknown")
-        yield "recorded by", f"{source}, edgeflow {self.facts.get('edgeflow', self.facts.get('version', 'unknown'))}"
+        facts, paths = self.recording.facts, self.recording.paths
+        source = {"service": "a service", "robot": "a robot's SDK"}.get(facts.get("source", ""), "unknown")
+        yield "recorded by", f"{source}, edgeflow {facts.get('edgeflow', facts.get('version', 'unknown'))}"
         if self.first_ns:
             yield "frames", f"from {moment(self.first_ns)} on, for {_duration((self.last_ns - self.first_ns) / 1e9)}"
-        kept = self.facts.get("cameras", "")
+        kept = facts.get("cameras", "")
         yield "cameras", CAMERAS.get(kept, kept or "unknown")
-        yield "files", f"{len(self.files)} with {_size(sum(self.sizes))}, the newest {self.files[-1].name}"
+        size = sum(path.stat().st_size for path in paths)
+        yield "files", f"{len(paths)} with {decimal(size)}, the newest {paths[-1].name}"
         for each in self.others:
-            yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {_size(each.size_bytes)}"
+            yield "another run", f"{each.name} of {each.start:%Y-%m-%d %H:%M:%S} UTC, {decimal(each.size_bytes)}"
         for index, engine in enumerate(self.engines):
-            yield ("model" if not index else f"model of worker {index + 1}"), _model_text(engine)
+            yield (
+                ("model" if not index else f"model of worker {index + 1}"),
+                f"{engine.model} ({engine.family}), fingerprint {engine.fingerprint}",
+            )
             yield "exact replay needs", _needs_text(engine)
         if not self.engines and self.models:
             yield "model", ", ".join(self.models)
@@ -116,28 +116,30 @@ class RecordingSummary:
 def summarise_recording(recording: Recording, folder: Path | None = None) -> RecordingSummary:
     """Read a whole recording. folder: where it was found, if other runs may be there."""
     sessions = read_sessions(recording)
-    damage = list(recording.damage)
-    engines: list[EngineFacts] = []
-    tallies = {TOPIC: _NumberTally(), PASS_TOPIC: _NumberTally()}
-    for topic, tally in tallies.items():
+    damage = tuple(recording.damage)
+    counts, lost, engines = dict.fromkeys((TOPIC, PASS_TOPIC), 0), dict.fromkeys((TOPIC, PASS_TOPIC), 0), []
+    for topic in counts:
+        last = -1
         for stored in recording.records(topic):
             kind = _KINDS.decode(stored.data).kind
-            tally.add(stored.number, kind)
+            counts[topic] += 1
+            if last >= 0:
+                lost[topic] += max(stored.number - last - 1, 0)
+            if last >= 0 or kind not in COPIED:  # nothing is missing before the first file
+                last = max(stored.number, last)
             facts = _engine_of(stored.data) if topic == PASS_TOPIC and kind == "engine" else None
             if facts is not None and facts not in engines:
                 engines.append(facts)
     found = [] if folder is None else runs(folder)
     others = tuple(each for each in found if not set(each.files) & set(recording.paths))
     return RecordingSummary(
-        facts=recording.facts,
-        files=recording.paths,
-        sizes=tuple(path.stat().st_size for path in recording.paths),
+        recording=recording,
         others=others,
         sessions=sessions,
         engines=tuple(engines),
-        passes=tallies[PASS_TOPIC].count,
-        lost={"sessions": tallies[TOPIC].lost, "passes": tallies[PASS_TOPIC].lost},
-        damage=tuple(damage),
+        passes=counts[PASS_TOPIC],
+        lost={"sessions": lost[TOPIC], "passes": lost[PASS_TOPIC]},
+        damage=damage,
     )
 
 
@@ -150,35 +152,12 @@ class _CountedKind(msgspec.Struct):
 _KINDS = msgspec.json.Decoder(_CountedKind)
 
 
-class _NumberTally:
-    """Counts the records of a topic, and by the gaps between their numbers those that are missing."""
-
-    def __init__(self) -> None:
-        self.count = self.lost = 0
-        self._last = -1
-
-    def add(self, number: int, kind: str) -> None:
-        """The next record. The first file may begin with copies of earlier records; nothing is missing before it."""
-        self.count += 1
-        if self._last >= 0:
-            self.lost += max(number - self._last - 1, 0)
-        if self._last >= 0 or kind not in COPIED:
-            self._last = max(number, self._last)
-
-
 def _engine_of(data: bytes) -> EngineFacts | None:
     """The facts in a record of an engine; None for those of another version."""
     try:
         return msgspec.json.decode(data, type=EngineRecord).facts
     except msgspec.ValidationError:
         return None
-
-
-def open_recording(path: Path, run: str = "") -> Recording:
-    """The recording of a file, or of a folder's newest run; InvalidArgument if there is none."""
-    if not path.exists():
-        raise InvalidArgument(f"{path} does not exist: name a file, or a folder of recordings", field="path")
-    return Recording.open(path, run)
 
 
 def moment(time_ns: int) -> str:
@@ -191,7 +170,7 @@ def moment(time_ns: int) -> str:
 
 def _session_json(session: StoredSession) -> dict[str, Any]:
     opening = session.opening
-    latency = distribution([each / 1e6 for each in session.server_ns])
+    latency = milliseconds(session.server_ns)
     return {
         "session": session.label,
         "contract": msgspec.to_builtins(opening) if opening is not None else None,
@@ -225,7 +204,7 @@ def _session_json(session: StoredSession) -> dict[str, Any]:
 def _sessions_table(sessions: Sequence[StoredSession]) -> FoldingTable:
     table = FoldingTable("session", "robot", "served", "cameras", "frames", "HOLD, STOP", "latency")
     for session in sessions:
-        latency = distribution([each / 1e6 for each in session.server_ns])
+        latency = milliseconds(session.server_ns)
         columns = (
             session.label,
             _robot_text(session),
@@ -270,7 +249,7 @@ def _cameras_text(session: StoredSession) -> str:
     missing = session.frames - session.frames_with_images if session.cameras else 0
     if missing == session.frames and missing:
         return f"{text}\nnot recorded"
-    size = f"\n{_size(session.image_bytes)}" if session.image_bytes else ""
+    size = f"\n{decimal(session.image_bytes)}" if session.image_bytes else ""
     return f"{text}{size}" + (f"\n{missing} frames without" if missing else "")
 
 
@@ -282,10 +261,6 @@ def _frames_text(session: StoredSession) -> str:
         *(f"{count} {reason}" for reason, count in session.reasons.most_common(3)),
     ]
     return "\n".join(lines)
-
-
-def _model_text(engine: EngineFacts) -> str:
-    return f"{engine.model} ({engine.family}), fingerprint {engine.fingerprint}"
 
 
 def _needs_text(engine: EngineFacts) -> str:
@@ -301,11 +276,3 @@ def _duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {rest} s"
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from edgeflow.lab.recordings.exact_report import (
     ExactReport,
     ReplayDifference,
     answer_difference,
+    bits,
     outcome_difference,
     parts_apart,
     value_difference,
 )
-from edgeflow.lab.recordings.exact_report import bits as bits_of
 from edgeflow.lab.recordings.pixels import RecordedPixels
-from edgeflow.lab.recordings.planned import PlannedScheduler, UnplannedFrame
+from edgeflow.lab.recordings.planned import PlannedScheduler, ReplayStopped
 from edgeflow.lab.recordings.stand_ins import StandIns, blank
 from edgeflow.pass_records import (
     AnyPassRecord,
@@ -68,13 +68,6 @@ class _ReplayedSession:
     """Its last frame."""
 
 
-@dataclass(slots=True)
-class _Stop(Exception):
-    """The replay cannot go on."""
-
-    text: str
-
-
 class PassReplay:
     """Replays records one by one on one engine. config: of the recorded service. pixels: of the recorded frames."""
 
@@ -87,18 +80,18 @@ class PassReplay:
         self._sessions: dict[int, _ReplayedSession] = {}
         self._running: dict[int, Running[FrameRef]] = {}
         self._filled: set[FrameRef] = set()  # frames that began in lost records, and whose slots are filled
-        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._published: list[FrameAnswer] = []
         self._clock = ManualClock()
-        self._planned = PlannedScheduler()
-        self._loop = self._fresh_loop()
+        self._planned: PlannedScheduler
+        self._loop: ControlLoop
+        self._begin()
 
     def step(self, record: AnyPassRecord) -> bool:
         """Replay a record; False if the replay cannot go on."""
         try:
             self._step(record)
-        except (_Stop, UnplannedFrame) as stop:
-            self._report.stopped = str(stop) if isinstance(stop, UnplannedFrame) else stop.text
+        except ReplayStopped as stop:
+            self._report.stopped = str(stop)
             return False
         return True
 
@@ -121,12 +114,9 @@ class PassReplay:
         self._running.clear()
         self._sessions.clear()
         self._filled.clear()
-        self._turn_known = True
+        self._turn_known = True  # the present turn of the loop began after the last lost records
         self._planned = PlannedScheduler()
-        self._loop = self._fresh_loop()
-
-    def _fresh_loop(self) -> ControlLoop:
-        return ControlLoop(
+        self._loop = ControlLoop(
             self._engine,
             self._planned,
             self._clock,
@@ -177,7 +167,7 @@ class PassReplay:
         if message.session in self._sessions:  # its closing is lost
             self._loop.close(CloseSession(message.session))
         if not self._loop.open(message):
-            raise _Stop(f"the policy rejects session {message.session}, which was open")
+            raise ReplayStopped(f"the policy rejects session {message.session}, which was open")
         key = message.unnorm_key or self._config.unnorm_key or None
         schema = self._engine.policy.action_schema(key)
         session = _ReplayedSession(opening=message, schema=schema, epoch=message.epoch, unlike=unlike)
@@ -220,7 +210,7 @@ class PassReplay:
         self._loop.accept(message, record.arrived_ns)
         rows = self._planned.rows if self._planned.offered else 0
         if rows != record.rows:
-            self._note("prompt", frame.ref, dimension="rows", recorded=str(record.rows), replayed=str(rows))
+            self._differ("prompt", frame.ref, dimension="rows", recorded=record.rows, replayed=rows)
 
     def _message(self, frame: HashedFrame, time_ns: int, *, reads: bool = True) -> SubmitFrame:
         """A frame with its pixels, or with black ones where they are lost. reads: its pixels matter."""
@@ -235,9 +225,8 @@ class PassReplay:
             self._report.other_pixels += 1
         elif found != frame.pixels:
             camera = [mine == theirs for mine, theirs in zip(found, frame.pixels, strict=True)].index(False)
-            pair = frame.pixels[camera], found[camera]
-            name = self._engine.policy.inputs.cameras[camera].name
-            self._note("pixels", frame.ref, dimension=name, recorded=pair[0], replayed=pair[1])
+            name, theirs = self._engine.policy.inputs.cameras[camera].name, frame.pixels[camera]
+            self._differ("pixels", frame.ref, dimension=name, recorded=theirs, replayed=found[camera])
             if session is not None:
                 session.unlike = session.unlike or OTHER_PIXELS
         return frame.message(images)
@@ -249,7 +238,7 @@ class PassReplay:
         self._enter(ref.session, ref.epoch)
         message = self._stand_ins.frame(ref, rows, session.last)
         if message is None:
-            raise _Stop(f"frame {ref.seq} of session {ref.session} is lost, and no prompt has its {rows} rows")
+            raise ReplayStopped(f"frame {ref.seq} of session {ref.session} is lost, and no prompt has its {rows} rows")
         self._planned.expect()
         self._loop.accept(message, 0)
 
@@ -263,7 +252,9 @@ class PassReplay:
             if ref not in self._planned.waiting:
                 self._stand_in(segment)
             elif self._planned.waiting[ref] != segment.length - segment.drafts:
-                raise _Stop(f"the prompt of frame {ref.seq} of session {ref.session} has another length than planned")
+                raise ReplayStopped(
+                    f"the prompt of frame {ref.seq} of session {ref.session} has another length than planned"
+                )
         for segment in segments:
             if segment.stage and segment.sequence not in self._planned.begun | self._filled:
                 self._stand_ins.prefill(segment, self._session(segment.sequence.session, segment.sequence.epoch).last)
@@ -282,14 +273,14 @@ class PassReplay:
         replayed = self._engine.graphs is not None and self._eager_passes == eager
         ran = shape_text(running) if replayed else ""
         if ran != record.ran and self._report.exact:
-            self._note("shape", segments[0].sequence, planned.number, recorded=record.ran, replayed=ran)
+            self._differ("shape", segments[0].sequence, planned.number, recorded=record.ran, replayed=ran)
 
     def _compare_rejections(self, record: LaunchRecord) -> None:
         for ref in set(self._planned.rejected) ^ set(record.rejected):
             session = self._sessions.get(ref.session)
             if session is not None and not session.unlike:
-                pair = str(ref in record.rejected), str(ref in self._planned.rejected)
-                self._note("rejected", ref, recorded=pair[0], replayed=pair[1])
+                here = ref in self._planned.rejected
+                self._differ("rejected", ref, recorded=ref in record.rejected, replayed=here)
 
     def _commit(self, record: CommitRecord) -> None:
         running = self._running.pop(record.pass_number, None)
@@ -323,7 +314,9 @@ class PassReplay:
         report.answers += 1
         report.actions += recorded.horizon
         if replayed is None:
-            self._note("answer", ref, number, recorded="an answer", replayed="none: its drafts were verified otherwise")
+            self._differ(
+                "answer", ref, number, recorded="an answer", replayed="none: its drafts were verified otherwise"
+            )
             return
         schema = self._sessions[ref.session].schema
         difference = answer_difference(recorded, replayed, schema, number)
@@ -332,7 +325,7 @@ class PassReplay:
             report.equal_actions += recorded.horizon
             return
         report.note(difference)
-        theirs, mine = bits_of(recorded), bits_of(replayed)
+        theirs, mine = bits(recorded), bits(replayed)
         if theirs.shape != mine.shape:
             return
         report.equal_actions += int((theirs.view(np.int64) == mine.view(np.int64)).all(1).sum())
@@ -340,9 +333,7 @@ class PassReplay:
             report.first_action = report.first_action or difference
         apart = parts_apart(recorded, replayed, np.subtract(schema.high, schema.low))
         if float(apart.max()) > report.largest_part:
-            row, column = (int(each) for each in np.unravel_index(apart.argmax(), apart.shape))
-            place: dict[str, Any] = {"session": ref.session, "epoch": ref.epoch, "seq": ref.seq, "number": number}
-            report.largest = value_difference(theirs, mine, (row, column), schema, place)
+            report.largest = value_difference(recorded, replayed, int(apart.argmax()), schema, number)
             report.largest_part = float(apart.max())
 
     def _guarded(self, run: Callable[[], Found]) -> Found:
@@ -351,7 +342,7 @@ class PassReplay:
             return run()
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             if self._report.differences or any(each.unlike for each in self._sessions.values()):
-                raise _Stop(f"a recorded pass does not fit what this loop computed: {error}") from error
+                raise ReplayStopped(f"a recorded pass does not fit what this loop computed: {error}") from error
             raise
 
     def _unlike(self, answer: FrameAnswer) -> str:
@@ -363,18 +354,5 @@ class PassReplay:
     def _eager_passes(self) -> int:
         return self._engine.graphs.eager_passes if self._engine.graphs is not None else 0
 
-    def _note(
-        self, what: str, ref: FrameRef, number: int | None = None, *, dimension: str = "", recorded: str, replayed: str
-    ) -> None:
-        self._report.note(
-            ReplayDifference(
-                what=what,
-                session=ref.session,
-                epoch=ref.epoch,
-                seq=ref.seq,
-                number=number,
-                dimension=dimension,
-                recorded=recorded,
-                replayed=replayed,
-            )
-        )
+    def _differ(self, what: str, ref: FrameRef, number: int | None = None, **found: object) -> None:
+        self._report.note(ReplayDifference.of(what, ref, number, **found))

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeAlias
 
-import numpy as np
-import simplejpeg
-
-from edgeflow.contract import CHANNELS
+from edgeflow.lab.recordings.sessions import Images, decode_images
 from edgeflow_client.pictures import on_the_wire
 from edgeflow_client.recording.records import AnySessionRecord, RecordedObservation, RecordedOpening
-from edgeflow_client.types import CameraSpec, ImageFormat
 
 LATE_NS = 5_000_000_000
 """How much later than the worker's record the session's record of a frame may lie."""
 KEPT_NS = 10_000_000_000
 """How long a frame waits for the worker's record of it."""
-Encoded: TypeAlias = tuple[bytes, ...]
 
 
 class RecordedPixels:
@@ -26,10 +20,10 @@ class RecordedPixels:
     records: of the sessions in order, each frame with its images. Frames are asked for in about that order.
     """
 
-    def __init__(self, records: Iterator[tuple[AnySessionRecord, Encoded]]) -> None:
+    def __init__(self, records: Iterator[tuple[AnySessionRecord, Images]]) -> None:
         self._records = records
         self._openings: dict[int, RecordedOpening] = {}
-        self._frames: dict[tuple[int, int], tuple[int, RecordedOpening | None, Encoded]] = {}
+        self._frames: dict[tuple[int, int], tuple[int, RecordedOpening | None, Images]] = {}
         self._read_ns = 0
 
     def find(self, session: int, seq: int, sizes: Sequence[int], time_ns: int) -> tuple[bytes, ...] | None:
@@ -51,15 +45,14 @@ class RecordedPixels:
         names = [camera.name for camera in opening.cameras]
         cameras = on_the_wire(opening.cameras)
         places = [names.index(name) for name in opening.policy_cameras if name in names]
-        if len(places) * 2 != len(sizes) or len(images) != len(cameras):
+        if len(images) != len(cameras):
             return None
-        decoded = [_decoded(images[place], cameras[place]) for place in places]
-        wanted = [(height, width, CHANNELS) for height, width in zip(sizes[::2], sizes[1::2], strict=True)]
-        if any(image is None or image.size != np.prod(shape) for image, shape in zip(decoded, wanted, strict=True)):
+        decoded = decode_images([images[place] for place in places], [cameras[place] for place in places]) or ()
+        if [side for image in decoded for side in image.shape[:2]] != list(sizes):
             return None
-        return tuple(image.tobytes() for image in decoded if image is not None)
+        return tuple(image.tobytes() for image in decoded)
 
-    def _take(self, record: AnySessionRecord, images: Encoded) -> None:
+    def _take(self, record: AnySessionRecord, images: Images) -> None:
         self._read_ns = max(self._read_ns, record.time_ns)
         if isinstance(record, RecordedOpening):
             self._openings[record.session] = record
@@ -74,13 +67,3 @@ class RecordedPixels:
             if self._frames[oldest][0] >= before_ns:
                 return
             del self._frames[oldest]
-
-
-def _decoded(image: bytes, camera: CameraSpec) -> np.ndarray | None:
-    if camera.format is ImageFormat.RGB8:
-        return np.frombuffer(image, np.uint8)
-    try:
-        pixels: np.ndarray = simplejpeg.decode_jpeg(image, colorspace="RGB")  # as service/observation/pixels.py
-    except ValueError:
-        return None
-    return pixels

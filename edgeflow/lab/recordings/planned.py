@@ -44,8 +44,6 @@ class PlannedScheduler:
         """Frames that the policy has rejected in this step."""
         self.outcomes: Sequence[Outcome[FrameRef]] = ()
         """The outcomes of the pass of this step."""
-        self.unfinished: list[FrameRef] = []
-        """Frames that were answered in the recording, and whose answers have fewer tokens in this loop."""
 
     def open(
         self,
@@ -82,11 +80,14 @@ class PlannedScheduler:
         self.waiting.pop(frame, None)
         return []
 
-    def plan(self, now_ns: int) -> Pass[FrameRef] | None:  # noqa: ARG002
+    def plan(self, now_ns: int) -> Pass[FrameRef] | None:
         if self._planned is not None:
-            missing = [each.sequence for each in self._planned.prefills if each.sequence not in self._ready]
+            ready = self.next_frames(now_ns)
+            missing = [each.sequence for each in self._planned.prefills if each.sequence not in ready]
             if missing:
-                raise UnplannedFrame(missing[0])
+                frame = missing[0]
+                text = f"the policy rejects frame {frame.seq} of session {frame.session}, which was answered"
+                raise ReplayStopped(text)
             for segment in self._planned.prefills:
                 self.waiting.pop(segment.sequence, None)
                 self.begun.add(segment.sequence)
@@ -106,8 +107,7 @@ class PlannedScheduler:
             program = self._programs.get(frame.session)
             found = self._tokens.get(frame, 0) + guesses.get(frame, 0)
             if departure.reason is Leaving.DONE and program and program.drafts and found < program.passes:
-                self.unfinished.append(frame)
-                departure = Departure(frame, Leaving.EXPIRED)
+                departure = Departure(frame, Leaving.EXPIRED)  # its answer has fewer tokens here
             left.append(departure)
         self._left = left
         return self._depart()
@@ -118,10 +118,6 @@ class PlannedScheduler:
     def wake_at_ns(self, now_ns: int) -> int | None:  # noqa: ARG002
         return None
 
-    @property
-    def _ready(self) -> set[FrameRef]:
-        return set(self._frames) - set(self.rejected)
-
     def _depart(self) -> list[Departure]:
         left = list(self._left)
         for departure in left:
@@ -131,8 +127,5 @@ class PlannedScheduler:
         return left
 
 
-class UnplannedFrame(Exception):
-    """A frame that the recorded pass begins with was rejected."""
-
-    def __init__(self, frame: FrameRef) -> None:
-        super().__init__(f"the policy rejects frame {frame.seq} of session {frame.session}, which was answered")
+class ReplayStopped(Exception):
+    """The replay cannot go on."""

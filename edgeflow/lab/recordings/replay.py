@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.differences import AnswerDifferences, Rows, check_same_action, rows_of_record
-from edgeflow.lab.recordings.sessions import SessionSource, StoredFrame, StoredSession, read_frames
-from edgeflow.lab.recordings.stream import ReplayedAnswer, ReplayStream
+from edgeflow.lab.recordings.sessions import StoredFrame, StoredSession, read_frames
+from edgeflow.lab.recordings.stream import ReplayStream
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.connection.credentials import Credentials, channel
-from edgeflow_client.connection.wire import Opened
+from edgeflow_client.connection.wire import Opened, report_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
+from edgeflow_client.recording.reader import Recording
+from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.types import ActionSchema
 
 ANSWER_S = 10.0  # time limit for the outcome of a frame
@@ -64,8 +66,8 @@ class ReplayedSession:
     round_trip_ns: array[int] = field(default_factory=lambda: array("Q"))
     late_ns: int = 0
     """The most by which a frame was sent late."""
-    _waiting: dict[int, tuple[Rows, bool]] = field(default_factory=dict)  # answers that only one side has yet
-    _places: dict[int, tuple[int, float]] = field(default_factory=dict)  # index and second of frames in flight
+    _expected: dict[int, tuple[int, float, Rows | None]] = field(default_factory=dict)
+    # of each frame that is not answered yet its index, its second and its recorded answer
 
     @property
     def error(self) -> EdgeflowError | None:
@@ -90,31 +92,23 @@ class ReplayedSession:
     def expect(self, frame: StoredFrame, at_s: float) -> None:
         """A frame is about to be sent."""
         answer = frame.answer
-        self._places[frame.observation.seq] = (self.frames, at_s)
+        rows = None if answer is None else rows_of_record(answer, self.recorded_schema)
+        self._expected[frame.observation.seq] = self.frames, at_s, rows
         self.frames += 1
-        if answer is not None and (rows := rows_of_record(answer, self.recorded_schema)) is not None:
+        if answer is not None and rows is not None:
             self.recorded += 1
             self.recorded_ns.append(min(answer.server_ns, (1 << 63) - 1))
             self.continued += answer.report.continues > 0
-            self._meet(frame.observation.seq, rows, recorded=True)
 
-    def heard(self, seq: int, answer: ReplayedAnswer) -> None:
+    def heard(self, seq: int, rows: Rows, action: pb.Action, round_trip_ns: int) -> None:
         """The service answered a frame."""
         self.replayed += 1
-        self.server_ns.append(answer.server_ns)
-        self.round_trip_ns.append(answer.round_trip_ns)
-        self.continued += answer.continues
-        self._meet(seq, answer.rows, recorded=False)
-
-    def _meet(self, seq: int, rows: Rows, *, recorded: bool) -> None:
-        """Compare the answers to a frame once both are there."""
-        other, was_recorded = self._waiting.pop(seq, (None, recorded))
-        if other is None or was_recorded is recorded:
-            self._waiting[seq] = rows, recorded
-            return
-        index, at_s = self._places.pop(seq)
-        first, second = (rows, other) if recorded else (other, rows)
-        self.differences.add(self.label, seq, at_s, index, first=first, second=second)
+        self.server_ns.append(action.timings.server_ns)
+        self.round_trip_ns.append(round_trip_ns)
+        self.continued += report_of(action, 0).continues > 0
+        index, at_s, recorded = self._expected.pop(seq, (0, 0.0, None))
+        if recorded is not None:
+            self.differences.add(self.label, seq, at_s, index, first=recorded, second=rows)
 
 
 class SessionReplay:
@@ -122,13 +116,13 @@ class SessionReplay:
 
     def __init__(
         self,
-        source: SessionSource,
+        recording: Recording,
         sessions: Sequence[StoredSession],
         plan: ReplayPlan,
         report: Report,
         clock: Clock | None = None,
     ) -> None:
-        self._source = source
+        self._recording = recording
         self._sessions = sessions
         self._plan = plan
         self._report = report
@@ -166,22 +160,20 @@ class SessionReplay:
             await asyncio.wait(before)
         await self._sleep_until(self._due_ns(session.first_ns) - round(LEAD_S * 1e9))
         async with channel(self._plan.address, self._plan.credentials, CHANNEL_OPTIONS, aio=True) as connection:
-            found: list[ReplayedSession] = []
-            stream = ReplayStream(
-                session, connection, self._clock, self._plan.speed or 1.0, lambda seq, each: found[0].heard(seq, each)
-            )
+            stream = ReplayStream(session, connection, self._clock, self._plan.speed or 1.0)
             try:
                 opened = await self._opened(session, stream)
                 schema = session.contract.schema or opened.schema
                 check_same_action(schema, opened.schema, (f"session {session.label}", self._plan.address))
                 differences = AnswerDifferences.of(schema, opened.schema, self._plan.tolerance)
-                found.append(
-                    ReplayedSession(label=session.label, differences=differences, stream=stream, recorded_schema=schema)
+                replayed = ReplayedSession(
+                    label=session.label, differences=differences, stream=stream, recorded_schema=schema
                 )
-                await self._send(session, stream, found[0])
+                stream.heard = replayed.heard
+                await self._send(session, stream, replayed)
             finally:
                 await stream.close()
-        return found[0]
+        return replayed
 
     async def _opened(self, session: StoredSession, stream: ReplayStream) -> Opened:
         try:
@@ -192,33 +184,24 @@ class SessionReplay:
     async def _send(self, session: StoredSession, stream: ReplayStream, replayed: ReplayedSession) -> None:
         """Send the frames of a session, and wait for the answers to the last ones."""
         cameras = len(session.cameras)
-        last: StoredFrame | None = None
-        frames = read_frames(self._source, session.label)
+        frames = read_frames(self._recording, session.label)
         while (frame := await asyncio.to_thread(next, frames, None)) is not None:
-            observation = frame.observation
-            replayed.expect(frame, (observation.time_ns - session.first_ns) / 1e9)
+            time_ns = frame.observation.time_ns
+            replayed.expect(frame, (time_ns - session.first_ns) / 1e9)
             self._done += 1
             self._report("replay", self._done, self._total)
             if len(frame.images) < cameras:
                 replayed.without_images += 1
                 continue
-            await self._take_turn(stream, last, frame, replayed)
-            last = frame
-            if not await stream.send(observation, frame.images):
+            if self._plan.speed is None:
+                await stream.drained(ANSWER_S)
+            else:
+                due_ns = self._due_ns(time_ns)
+                await self._sleep_until(due_ns)
+                replayed.late_ns = max(replayed.late_ns, self._clock.now_ns() - due_ns)
+            if not await stream.send(frame.observation, frame.images):
                 return
         await stream.drained(ANSWER_S)
-
-    async def _take_turn(
-        self, stream: ReplayStream, last: StoredFrame | None, frame: StoredFrame, replayed: ReplayedSession
-    ) -> None:
-        """Wait until a frame is due."""
-        time_ns = frame.observation.time_ns
-        if self._plan.speed is not None:
-            due_ns = self._due_ns(time_ns)
-            await self._sleep_until(due_ns)
-            replayed.late_ns = max(replayed.late_ns, self._clock.now_ns() - due_ns)
-        elif last is not None:
-            await stream.outcome(last.observation.seq, ANSWER_S)
 
     def _due_ns(self, time_ns: int) -> int:
         """The moment of a recorded time; at full speed, now."""

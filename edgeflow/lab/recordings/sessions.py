@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Protocol, TypeAlias
+from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from edgeflow.contract import CHANNELS
 from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow_client.loadtest.measure import Distribution, distribution
 from edgeflow_client.pictures import on_the_wire
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import (
     AnySessionRecord,
     RecordedAnswer,
@@ -30,23 +32,14 @@ from edgeflow_client.recording.records import (
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 Images: TypeAlias = tuple[bytes, ...]
+Pixels: TypeAlias = NDArray[np.uint8]
 MOST_PENDING = 64
 """Frames of a session that may wait for their answers, which come in any order."""
 MOST_OPEN = 1024
 """Frames of a session whose outcome is counted when it comes."""
-
-
-class SessionSource(Protocol):
-    """A recording."""
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """Facts that its writer states."""
-        ...
-
-    def sessions(self) -> Iterator[tuple[AnySessionRecord, Images]]:
-        """Its records in order, each frame with its images; none where they were not recorded."""
-        ...
+MOST_TIMED = 1000
+"""Observations of a session by which its rate is found."""
+_MOST_NS = (1 << 63) - 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,11 +94,19 @@ class StoredSession:
     age_ns: array[int] = field(default_factory=lambda: array("Q"))
     """The age of the frame, of each answer."""
     _open: dict[int, None] = field(default_factory=dict)  # the last frames without an outcome
+    _stamps_ns: array[int] = field(default_factory=lambda: array("Q"))  # of the first observations with images
 
     @property
     def cameras(self) -> tuple[CameraSpec, ...]:
         """The cameras with the format and size of the images that were sent."""
         return on_the_wire(self.contract.cameras)
+
+    @property
+    def rate_hz(self) -> float:
+        """Observations per second, by the median time between the robot's stamps of the first ones; 0 = unknown."""
+        steps = np.diff(np.array(self._stamps_ns, np.int64))
+        steps = steps[steps > 0]
+        return 1e9 / float(np.median(steps)) if len(steps) else 0.0
 
     @property
     def contract(self) -> RecordedOpening:
@@ -114,6 +115,12 @@ class StoredSession:
             text = f"session {self.label}: the record of its opening was lost, so its cameras and state are unknown"
             raise FailedPrecondition(text, field="path")
         return self.opening
+
+    def state_vectors(self, values: Sequence[float]) -> dict[str, NDArray[np.float32]]:
+        """The state vectors of an observation by name. values: of all of them, one after the other."""
+        specs = self.contract.state
+        parts = np.split(np.array(values, np.float32), list(accumulate(each.size for each in specs)))
+        return {each.name: part for each, part in zip(specs, parts, strict=False)}
 
     def add(self, record: AnySessionRecord, images: Images) -> None:
         """Count a record of this session."""
@@ -147,6 +154,8 @@ class StoredSession:
             )
         self.epochs[-1].frames += 1
         self.epochs[-1].last_ns = record.time_ns
+        if len(self._stamps_ns) < MOST_TIMED and (images or not self.opening or not self.opening.cameras):
+            self._stamps_ns.append(min(record.stamp_ns, _MOST_NS))
         self._open[record.seq] = None
         if len(self._open) > MOST_OPEN:
             del self._open[next(iter(self._open))]
@@ -172,45 +181,41 @@ class StoredSession:
             self.reasons[record.reason or record.code] += len(found)
 
 
-_MOST_NS = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class StoredFrame:
-    """A frame with what became of it."""
+    """A frame with its answer."""
 
     observation: RecordedObservation
     images: Images
     """Those of the session's cameras, in their order; empty where they were not recorded."""
     answer: RecordedAnswer | None = None
-    outcome: RecordedOutcome | None = None
-    """Other than an answer."""
+    complete: bool = False
+    """Its answer, or another outcome, came."""
 
 
-def labelled(source: SessionSource) -> Iterator[tuple[str, AnySessionRecord, Images]]:
+def labelled(recording: Recording) -> Iterator[tuple[str, AnySessionRecord, Images]]:
     """All records in order, each with the label of its session."""
     openings: Counter[int] = Counter()
-    for record, images in source.sessions():
+    for record, images in recording.sessions():
         number = record.session
         openings[number] += isinstance(record, RecordedOpening)
         yield (f"{number}.{openings[number] - 1}" if openings[number] > 1 else f"{number}"), record, images
 
 
-def read_sessions(source: SessionSource) -> dict[str, StoredSession]:
+def read_sessions(recording: Recording) -> dict[str, StoredSession]:
     """The sessions by label, in the order of their first records. It reads the whole recording and keeps no frame."""
     sessions: dict[str, StoredSession] = {}
-    for label, record, images in labelled(source):
-        session = sessions.get(label)
-        if session is None:
-            session = sessions[label] = StoredSession(label=label, number=record.session)
-        session.add(record, images)
+    for label, record, images in labelled(recording):
+        if label not in sessions:
+            sessions[label] = StoredSession(label=label, number=record.session)
+        sessions[label].add(record, images)
     return sessions
 
 
-def read_frames(source: SessionSource, label: str) -> Iterator[StoredFrame]:
+def read_frames(recording: Recording, label: str) -> Iterator[StoredFrame]:
     """The frames of a session in order, with their images and answers. Few of them are in memory at a time."""
     pending: dict[int, StoredFrame] = {}
-    for found, record, images in labelled(source):
+    for found, record, images in labelled(recording):
         if found != label:
             continue
         match record:
@@ -222,22 +227,22 @@ def read_frames(source: SessionSource, label: str) -> Iterator[StoredFrame]:
                     pending.clear()
                 pending[record.seq] = StoredFrame(observation=record, images=images)
             case RecordedAnswer() if record.seq in pending:
-                frame = pending[record.seq]
-                pending[record.seq] = StoredFrame(observation=frame.observation, images=frame.images, answer=record)
+                pending[record.seq].answer = record
+                pending[record.seq].complete = True
             case RecordedOutcome():
-                _note(pending, record)
-        while pending and _complete(first := next(iter(pending.values()))):
+                for seq, frame in pending.items():
+                    frame.complete |= record.seq <= seq <= max(record.seq, record.last_seq)
+        while pending and (first := next(iter(pending.values()))).complete:
             yield pending.pop(first.observation.seq)
     yield from pending.values()
 
 
-def epochs_of(frames: Iterator[StoredFrame]) -> Iterator[tuple[int, Iterator[StoredFrame]]]:
-    """The frames of a session by epoch, each of which is read to its end before the next one."""
-    yield from groupby(frames, key=lambda frame: frame.observation.epoch)
+def choose_sessions(recording: Recording, chosen: Sequence[str]) -> list[StoredSession]:
+    """The sessions with frames and these labels or numbers, all if there are none.
 
-
-def chosen_sessions(sessions: dict[str, StoredSession], chosen: Sequence[str]) -> list[StoredSession]:
-    """The sessions with these labels or numbers, all if there are none; InvalidArgument for one that does not exist."""
+    InvalidArgument for one that does not exist, FailedPrecondition if images were not recorded.
+    """
+    sessions = read_sessions(recording)
     if not sessions:
         text = "has no sessions: nothing was sent while it was recorded, or it is damaged (`edgeflow recording info`)"
         raise InvalidArgument(text, field="path")
@@ -245,57 +250,49 @@ def chosen_sessions(sessions: dict[str, StoredSession], chosen: Sequence[str]) -
         if not any(each in (session.label, str(session.number)) for session in sessions.values()):
             raise InvalidArgument(f"{each} is not one of {', '.join(sessions)}", field="session")
     wanted = [each for each in sessions.values() if not chosen or {each.label, str(each.number)} & set(chosen)]
-    if not any(each.frames for each in wanted):
+    wanted = [each for each in wanted if each.frames]
+    if not wanted:
         raise InvalidArgument("has no frames of these sessions", field="path")
-    return [each for each in wanted if each.frames]
-
-
-def sessions_with_images(source: SessionSource, chosen: Sequence[str]) -> list[StoredSession]:
-    """The chosen sessions of a recording, all if there are none; errors as in `chosen_sessions` and `check_images`."""
-    sessions = chosen_sessions(read_sessions(source), chosen)
-    check_images(source, sessions)
-    return sessions
-
-
-def check_images(source: SessionSource, sessions: list[StoredSession]) -> None:
-    """Raise FailedPrecondition unless the images of these sessions were recorded."""
-    kept = source.facts.get("cameras", "all")
-    for session in sessions:
-        if not session.contract.cameras:
-            continue
-        if kept != "all" or not session.frames_with_images:
+    kept = recording.facts.get("cameras", "all")
+    for session in wanted:
+        if session.contract.cameras and (kept != "all" or not session.frames_with_images):
             what = {"none": "without images", "thumbnails": "with thumbnails only"}.get(kept, "without its images")
             text = f"session {session.label} was recorded {what}; its frames need them: record with cameras `all`"
             raise FailedPrecondition(text, field="path")
+    return wanted
 
 
-def pixels_of(image: bytes, camera: CameraSpec, seq: int) -> NDArray[np.uint8]:
-    """An image [height, width, 3] as the service decodes it; InvalidArgument if it is not one of this camera."""
+def decode_images(images: Sequence[bytes], cameras: Sequence[CameraSpec]) -> tuple[Pixels, ...] | None:
+    """Images [height, width, 3] as the service decodes them; None if one is missing or not of its camera."""
+    found = []
+    for image, camera in zip(images, cameras, strict=False):
+        pixels = _decoded(image, camera)
+        if pixels is None:
+            return None
+        found.append(pixels)
+    return tuple(found) if len(images) == len(cameras) else None
+
+
+def _decoded(image: bytes, camera: CameraSpec) -> Pixels | None:
     shape = (camera.height, camera.width, CHANNELS)
-    found = f"{len(image)} bytes"
-    if camera.format is ImageFormat.RGB8 and len(image) == camera.height * camera.width * CHANNELS:
-        return np.frombuffer(image, np.uint8).reshape(shape)
-    if camera.format is ImageFormat.JPEG:
-        try:
-            height, width, *_ = simplejpeg.decode_jpeg_header(image)
-            if (height, width) == shape[:2]:  # nothing larger is allocated
-                pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(image, colorspace="RGB")
-                return pixels
-            found = f"{width}x{height}"
-        except ValueError:
-            found = "not a JPEG image"
-    text = f"frame {seq}: the image of {camera.name!r} is {found}; it was opened with {camera.width}x{camera.height}"
-    raise InvalidArgument(f"{text} {camera.format.value}", field="path")
+    if camera.format is ImageFormat.RGB8:
+        return np.frombuffer(image, np.uint8).reshape(shape) if len(image) == np.prod(shape) else None
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(image)
+        if (height, width) != shape[:2]:  # nothing larger is allocated
+            return None
+        pixels: Pixels = simplejpeg.decode_jpeg(image, colorspace="RGB")  # as service/observation/pixels.py
+    except ValueError:
+        return None
+    return pixels
 
 
-def _note(pending: dict[int, StoredFrame], outcome: RecordedOutcome) -> None:
-    """Add an outcome to the frames that it is about."""
-    last = max(outcome.seq, outcome.last_seq)
-    for seq in [seq for seq in pending if outcome.seq <= seq <= last]:
-        frame = pending[seq]
-        if frame.answer is None:
-            pending[seq] = StoredFrame(observation=frame.observation, images=frame.images, outcome=outcome)
+def milliseconds(times_ns: array[int]) -> Distribution:
+    """The distribution of times, in milliseconds."""
+    return distribution([each / 1e6 for each in times_ns])
 
 
-def _complete(frame: StoredFrame) -> bool:
-    return frame.answer is not None or frame.outcome is not None
+def counted(counts: Mapping[str, int]) -> str:
+    """Counts in words, the largest first."""
+    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{count} {name}" for name, count in ordered) or "none"

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -30,7 +30,6 @@ from edgeflow_client.connection.wire import (
     error_of,
     open_message,
     opened_of,
-    report_of,
 )
 from edgeflow_client.errors import DeadlineExceeded, EdgeflowError, FailedPrecondition, Unavailable
 from edgeflow_client.reasons import Reason
@@ -45,24 +44,11 @@ LEAD_NS = 900_000_000  # a service rejects stamps that run ahead of its own cloc
 MOST_AHEAD_NS = 60_000_000_000  # a larger jump is of a clock that was set, which a service notices
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayedAnswer:
-    """An answer to a replayed frame."""
-
-    rows: Rows
-    """[rows, D] in the units of the schema."""
-    server_ns: int
-    round_trip_ns: int
-    """From sending the frame to receiving its answer."""
-    continues: bool
-    """It continues the chunk in execution."""
-
-
 class ReplayStream:
     """A stream for a recorded session.
 
     speed: multiple of the recorded rate. Below 1, stamps are stretched with the time: by stamps in their own time every
-    frame would seem late. heard: called with the recorded number of a frame and its answer.
+    frame would seem late.
     """
 
     def __init__(
@@ -71,8 +57,9 @@ class ReplayStream:
         connection: Any,
         clock: Clock,
         speed: float,
-        heard: Callable[[int, ReplayedAnswer], None],
     ) -> None:
+        self.heard: Callable[[int, Rows, pb.Action, int], None] = lambda *_: None
+        """Called with the recorded number of a frame, its answer [rows, D] and message, and the round trip in ns."""
         self.opened: Opened | None = None
         self.error: EdgeflowError | None = None
         """Why the service ended the stream before its end."""
@@ -88,7 +75,6 @@ class ReplayStream:
         self._connection = connection
         self._clock = clock
         self._speed = speed
-        self._heard = heard
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
         self._wire: dict[int, int] = {}  # numbers of this stream by recorded ones
@@ -146,16 +132,10 @@ class ReplayStream:
             return False
         return self.error is None
 
-    async def outcome(self, seq: int, within_s: float) -> None:
-        """Wait until a recorded frame has an outcome, but no longer than this."""
-        wire = self._wire.get(seq)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until(lambda: wire not in self._left), within_s)
-
     async def drained(self, within_s: float) -> None:
         """Wait until no frame is in flight, but no longer than this."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._until(lambda: not self._left), within_s)
+            await asyncio.wait_for(self._until_none_is_left(), within_s)
 
     async def close(self) -> None:
         """Close the session."""
@@ -175,8 +155,8 @@ class ReplayStream:
         await self._call.write(pb.ClientMessage(open=opening))
         return await self._call.read()
 
-    async def _until(self, reached: Callable[[], bool]) -> None:
-        while not reached() and self.error is None:
+    async def _until_none_is_left(self) -> None:
+        while self._left and self.error is None:
             self._changed.clear()
             await self._changed.wait()
 
@@ -278,14 +258,10 @@ class ReplayStream:
         if not 0 < action.seq < len(self._recorded) or len(action.values) != rows * dims or not dims:
             self.holds["HOLD MALFORMED_ACTION"] += 1
             return
-        answer = ReplayedAnswer(
-            rows=np.asarray(action.values, np.float64).reshape(rows, dims),
-            server_ns=action.timings.server_ns,
-            round_trip_ns=max(self._clock.now_ns() - self._sent_ns[action.seq], 0),
-            continues=report_of(action, 0).continues > 0,
-        )
-        self._newest = pb.Arrived(seq=action.seq, age_ns=answer.round_trip_ns)
-        self._heard(self._recorded[action.seq], answer)
+        round_trip_ns = max(self._clock.now_ns() - self._sent_ns[action.seq], 0)
+        self._newest = pb.Arrived(seq=action.seq, age_ns=round_trip_ns)
+        values = np.asarray(action.values, np.float64).reshape(rows, dims)
+        self.heard(self._recorded[action.seq], values, action, round_trip_ns)
 
 
 def contract_message(session: StoredSession, speed: float) -> pb.Open:
@@ -310,9 +286,3 @@ def contract_message(session: StoredSession, speed: float) -> pb.Open:
     message = open_message(settings, opening.instruction)
     message.execution = EXECUTION_NUMBERS[opening.execution if opening.chunks else None]
     return message
-
-
-def counted(counts: Mapping[str, int]) -> str:
-    """Counts in words, the largest first."""
-    ordered = sorted(counts.items(), key=lambda pair: -pair[1])
-    return ", ".join(f"{count} {name}" for name, count in ordered) or "none"

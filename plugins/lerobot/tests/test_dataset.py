@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -14,16 +14,7 @@ import torchvision
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from edgeflow.lab.recordings.export.run import export_sessions
-from edgeflow_client.recording.reader import Recording
-from edgeflow_client.recording.records import (
-    ENCODER,
-    TOPIC,
-    AnySessionRecord,
-    RecordedAnswer,
-    RecordedObservation,
-    RecordedOpening,
-)
-from edgeflow_client.recording.recorder import Recorder, RecorderSettings
+from edgeflow_client.recording.records import AnySessionRecord, RecordedAnswer, RecordedObservation, RecordedOpening
 from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, StateSpec
 
 FPS, HORIZON, STEP_NS = 20, 4, 50_000_000
@@ -42,7 +33,6 @@ SCHEMA = ActionSchema(
     step_ms=STEP_NS / 1e6,
 )
 STATES = (StateSpec(name="observation.state", size=2, elements=("j0", "j1")), StateSpec(name="force", size=1))
-RECORDS_SCHEMA = msgspec.json.encode(msgspec.json.schema(AnySessionRecord))
 # LeRobot's other decoder needs the libraries of an installed FFmpeg.
 BACKEND = "pyav" if hasattr(torchvision.io, "VideoReader") else "torchcodec"
 
@@ -61,58 +51,38 @@ def state(seq: int) -> tuple[float, ...]:
     return tuple(np.array([seq / 3, -seq, math.sin(seq)], np.float32).tolist())
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    """An epoch per task, with a frame every step and an answer 10 ms after each."""
-    folder = tmp_path_factory.mktemp("recordings")
-    recorder = Recorder(RecorderSettings(directory=str(folder)), {TOPIC: RECORDS_SCHEMA}, lambda _: None)
-    recorder.start()
-    start_ns = 1_700_000_000_000_000_000
+class DrawerRecording:
+    """A recording (edgeflow_client.recording.reader.Recording): an epoch per task, each frame answered after 10 ms."""
 
-    def put(record: AnySessionRecord, images: tuple[bytes, ...] = ()) -> None:
-        assert recorder.ring(TOPIC).put(ENCODER.encode(record), images)
+    facts: ClassVar = {"cameras": "all"}
 
-    opening: dict[str, Any] = {"cameras": CAMERAS, "state": STATES, "schema": SCHEMA, "source": "service"}
-    put(RecordedOpening(session=1, time_ns=start_ns, **opening))
-    for seq in range(FRAMES * len(TASKS)):
-        images = tuple(picture(camera, seq).tobytes() for camera in CAMERAS)
-        epoch, stamp_ns = 1 + seq // FRAMES, seq * STEP_NS
-        put(
-            RecordedObservation(
-                session=1,
-                time_ns=start_ns + stamp_ns + 1,
-                seq=seq,
-                epoch=epoch,
-                stamp_ns=stamp_ns,
-                image_bytes=tuple(map(len, images)),
-                state=state(seq),
-                instruction=TASKS[epoch - 1],
-            ),
-            images,
-        )
-        put(
-            RecordedAnswer(
-                session=1,
+    def sessions(self) -> Iterator[tuple[AnySessionRecord, tuple[bytes, ...]]]:
+        start_ns = 1_700_000_000_000_000_000
+        opening: dict[str, Any] = {"cameras": CAMERAS, "state": STATES, "schema": SCHEMA, "source": "service"}
+        yield RecordedOpening(session=1, time_ns=start_ns, **opening), ()
+        for seq in range(FRAMES * len(TASKS)):
+            epoch, stamp_ns = 1 + seq // FRAMES, seq * STEP_NS
+            frame = {"session": 1, "seq": seq, "epoch": epoch, "stamp_ns": stamp_ns}
+            observation = RecordedObservation(
+                time_ns=start_ns + stamp_ns + 1, state=state(seq), instruction=TASKS[epoch - 1], **frame
+            )
+            yield observation, tuple(picture(camera, seq).tobytes() for camera in CAMERAS)
+            answer = RecordedAnswer(
                 time_ns=start_ns + stamp_ns + 10_000_000,
-                seq=seq,
-                epoch=epoch,
-                stamp_ns=stamp_ns,
                 age_ns=10_000_000,
                 values=tuple(rows(seq).ravel().tolist()),
                 horizon=HORIZON,
                 step_ms=SCHEMA.step_ms,
                 valid_for_ms=200,
+                **frame,
             )
-        )
-    recorder.stop(20.0)
-    assert not recorder.lost
-    return Recording.open(folder)
+            yield answer, ()
 
 
 @pytest.mark.parametrize("video", [False, True], ids=["images", "video"])
-def test_lerobot_reads_what_was_recorded(recording: Recording, video: bool, tmp_path: Path):
+def test_lerobot_reads_what_was_recorded(video: bool, tmp_path: Path):
     out = tmp_path / "set"
-    made = export_sessions(recording, out, video=video, report=lambda *_: None)
+    made = export_sessions(DrawerRecording(), out, video=video, report=lambda *_: None)
     dataset = LeRobotDataset("any/name", root=out, video_backend=BACKEND)
     # the first frame of an epoch has no action yet; each later one has the second row of the answer before it
     seqs = [seq for seq in range(FRAMES * len(TASKS)) if seq % FRAMES]

@@ -13,23 +13,21 @@ import zstandard
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.recording.framing import MAGIC, MOST_CHUNK, Damage, read_records
 from edgeflow_client.recording.reader import Recording
-from edgeflow_client.recording.recorder import RecorderSettings
 from edgeflow_client.recording.records import TOPIC
-from tests.client.recording.written import OwnRecorder, frame, opening, put
+from tests.client.recording.written import OwnRecorder, frame, opening
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> bytes:
     """A file of several chunks."""
     directory = tmp_path_factory.mktemp("whole")
-    recorder = OwnRecorder(RecorderSettings(directory=str(directory), buffer_bytes=1 << 20, least_free_bytes=0))
-    process = recorder.process()
-    put(recorder.sessions, opening())
+    recorder = OwnRecorder(directory)
+    recorder.put(opening())
     for seq in range(1, 25):
-        put(recorder.sessions, frame(seq))
+        recorder.put(frame(seq))
         if seq % 4 == 0:
-            recorder.write(process)
-    process.close()
+            recorder.write()
+    recorder.close()
     (file,) = directory.iterdir()
     return file.read_bytes()
 

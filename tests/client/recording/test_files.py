@@ -16,8 +16,6 @@ from edgeflow_client.recording.files import RETRY_NS, ROOM_NS, RecordingFile, Re
 from edgeflow_client.recording.framing import Damage, read_records
 from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
 
-RUN = "0123abcd"
-
 
 class _Writer:
     """Files with a clock that is set by hand, and a log to write."""
@@ -27,17 +25,11 @@ class _Writer:
         self.news: list[tuple[str, str]] = []
         context = foxglove.Context()
         self._channel = LogChannel("/log", context=context)
-        settings = {"directory": str(directory), "least_free_bytes": 0} | settings
-        self.files = RecordingFiles(
-            RecorderSettings(**settings),
-            RUN,
-            context,
-            lambda news: self.news.append((news.kind, news.text)),
-            self.clock,
-        )
+        settings = RecorderSettings(**{"directory": str(directory), "least_free_bytes": 0} | settings)
+        self.files = RecordingFiles(settings, "0123abcd", context, self._hear, self.clock)
         self._count = 0
 
-    def _tell(self, news: RecorderNews) -> None:
+    def _hear(self, news: RecorderNews) -> None:
         self.news.append((news.kind, news.text))
 
     def write(self, size: int = 1000) -> bool:

@@ -12,7 +12,6 @@ from google.protobuf.json_format import MessageToDict
 from mcap.reader import make_reader
 from PIL import Image
 
-from edgeflow_client.recording.recorder import RecorderSettings
 from edgeflow_client.recording.records import RecordedHold, RecordedOutcome
 from edgeflow_client.types import CameraSpec, Command, Disposition, ImageFormat, StateSpec
 from tests.client.recording.written import (
@@ -26,7 +25,6 @@ from tests.client.recording.written import (
     frame,
     now_ns,
     opening,
-    put,
 )
 from tests.oracles import oracle
 
@@ -60,13 +58,10 @@ def written(tmp_path):
     """written(records, images) is a file with these records."""
 
     def write(records, images=(RAW, JPEG), **settings) -> Path:
-        settings = {"directory": str(tmp_path), "buffer_bytes": 1 << 20, "least_free_bytes": 0} | settings
-        recorder = OwnRecorder(RecorderSettings(**settings))
-        process = recorder.process()
+        recorder = OwnRecorder(tmp_path, **settings)
         for record in records:
-            put(recorder.sessions, record, images)
-        recorder.write(process)
-        process.close()
+            recorder.put(record, images)
+        recorder.close()
         (path,) = tmp_path.iterdir()
         return path
 

@@ -11,23 +11,19 @@ from hypothesis import strategies as st
 
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.recording.reader import Recording, _Numbers
-from edgeflow_client.recording.recorder import RecorderSettings
 from edgeflow_client.recording.records import FACTS, TOPIC
 from edgeflow_client.recording.runs import runs
-from tests.client.recording.written import JPEG, RAW, OwnRecorder, frame, opening, put
+from tests.client.recording.written import JPEG, RAW, OwnRecorder, frame, opening
 
 
 def _write(directory: Path, run: str, frames: int) -> list[Path]:
     """A run with a file per frame; its files."""
-    recorder = OwnRecorder(
-        RecorderSettings(directory=str(directory), buffer_bytes=1 << 20, least_free_bytes=0, rotate_bytes=1), run
-    )
-    process = recorder.process()
-    put(recorder.sessions, opening())
+    recorder = OwnRecorder(directory, run, rotate_bytes=1)
+    recorder.put(opening())
     for seq in range(1, frames + 1):
-        put(recorder.sessions, frame(seq))
-        recorder.write(process)
-    process.close()
+        recorder.put(frame(seq))
+        recorder.write()
+    recorder.process.close()
     (*found, last) = next(each for each in runs(directory) if each.name == run).files
     last.unlink()  # without records
     return found

@@ -255,14 +255,20 @@ def _damage(directory: Path) -> list:
     return recording.damage
 
 
+@pytest.fixture
+def recording(tmp_path) -> RobotRecording:
+    """A recording of a robot without a service."""
+    recording = RobotRecording(tmp_path, "127.0.0.1:1")
+    recording.start()
+    return recording
+
+
 def _misuse(recording: RobotRecording) -> None:
     recording.opened(session_settings(), "of a child", opened_of(opened()))
     recording.stop(None)
 
 
-def test_a_forked_process_writes_nothing_and_stops_nothing(tmp_path):
-    recording = RobotRecording(tmp_path, "127.0.0.1:1")
-    recording.start()
+def test_a_forked_process_writes_nothing_and_stops_nothing(recording, tmp_path):
     recording.opened(session_settings(), "before", opened_of(opened()))
     child = multiprocessing.get_context("fork").Process(target=_misuse, args=(recording,))
     child.start()
@@ -273,9 +279,7 @@ def test_a_forked_process_writes_nothing_and_stops_nothing(tmp_path):
     assert [opening.instruction for opening in of(RecordedOpening, read(tmp_path))] == ["before", "after"]
 
 
-def test_answers_that_are_not_finite_are_recorded_without_their_values(tmp_path):
-    recording = RobotRecording(tmp_path, "127.0.0.1:1")
-    recording.start()
+def test_answers_that_are_not_finite_are_recorded_without_their_values(recording, tmp_path):
     recording.opened(session_settings(), "grasp", opened_of(opened()))
     action = pb.Action(seq=1, command=pb.COMMAND_ACT, values=[float("nan")] * 7, step_ms=float("inf"))
     action.limited.add(dimension="x", limit="velocity", beyond=float("inf"))
@@ -285,9 +289,7 @@ def test_answers_that_are_not_finite_are_recorded_without_their_values(tmp_path)
     assert (answer.values, answer.step_ms, answer.report.limited) == ((), 0.0, ())
 
 
-def test_a_failure_of_the_recording_is_logged_once_and_goes_no_further(tmp_path, caplog):
-    recording = RobotRecording(tmp_path, "127.0.0.1:1")
-    recording.start()
+def test_a_failure_of_the_recording_is_logged_once_and_goes_no_further(recording, caplog):
     with caplog.at_level(logging.ERROR, logger="edgeflow_client"):
         for _ in range(3):
             recording.opened(session_settings(), "grasp", "no answer of a service")

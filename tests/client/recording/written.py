@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -79,32 +80,39 @@ def recorded(directory: Path) -> list[tuple[AnySessionRecord, tuple[bytes, ...]]
 
 
 class OwnRecorder:
-    """The rings of a recorder, whose process is here: its steps are taken by hand."""
+    """A recorder whose process is here: its steps are taken by hand."""
 
-    def __init__(self, settings: RecorderSettings, run: str = "0123abcd") -> None:
-        self.rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in SCHEMAS}
+    def __init__(self, directory: Path, run: str = "0123abcd", **settings: Any) -> None:
+        settings = {"directory": str(directory), "buffer_bytes": 1 << 20, "least_free_bytes": 0} | settings
+        self._settings = RecorderSettings(**settings)
+        self.rings = {topic: RecordRing.make(self._settings.buffer_bytes) for topic in SCHEMAS}
         self._job = RecorderJob(
-            settings=settings,
+            settings=self._settings,
             parent=os.getpid(),
             run=run,
             rings={topic: ring.descriptor for topic, ring in self.rings.items()},
             schemas={topic: msgspec.Raw(schema) for topic, schema in SCHEMAS.items()},
             kept=(memory_file(), memory_file()),
         )
-        self._processes: list[RecorderProcess] = []  # until the end: garbage is closed properly
+        self._killed: list[RecorderProcess] = []  # kept until the end: garbage is closed properly
+        self.process = RecorderProcess(self._job)
 
-    @property
-    def sessions(self) -> RecordRing:
-        """The ring of session records."""
-        return self.rings[TOPIC]
+    def kill(self) -> None:
+        """Kill its process, which has a successor."""
+        self._killed.append(self.process)
+        self.process = RecorderProcess(self._job)
 
-    def process(self) -> RecorderProcess:
-        """A process of theirs. One that is not closed counts as killed."""
-        self._processes.append(RecorderProcess(self._job))
-        return self._processes[-1]
+    def put(self, record: AnySessionRecord, images: Sequence[bytes] = (RAW, JPEG)) -> bool:
+        """Put a session record into its ring."""
+        return put(self.rings[TOPIC], record, images)
 
-    def write(self, process: RecorderProcess) -> None:
-        """Let it write everything that was put."""
-        while process.step() + process.step():  # a look takes what the one before saw
+    def write(self) -> None:
+        """Write everything that was put."""
+        while self.process.step() + self.process.step():  # a look takes what the one before saw
             pass
-        process.flush()
+        self.process.flush()
+
+    def close(self) -> None:
+        """Write everything and end the process."""
+        self.write()
+        self.process.close()

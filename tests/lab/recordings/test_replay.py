@@ -12,17 +12,41 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import edgeflow
 from edgeflow.cli import app
+from edgeflow.in_process.policy import LocalPolicy
 from edgeflow.policies import registry
 from edgeflow_client.errors import ConfigError, EdgeflowError, FailedPrecondition, InvalidArgument
 from edgeflow_client.robot import RobotClient
-from edgeflow_client.types import Execution
-from tests.lab.recordings.recorded import CAMERA, PERIOD_NS, STATE, RobotRecorder, local
+from edgeflow_client.types import CameraSpec, Execution, ImageFormat, Mode, StateSpec
+from tests.lab.recordings.made_up import MadeUp
 from tests.policies.service_process import served
 from tests.service.front_process import wait_for
 from tests.stub_policy import FOLDER, environment, stub_checkpoint
 
-FRAMES, HORIZON = 6, 3
+FRAMES, HORIZON, PERIOD_NS = 6, 3, 40_000_000
+CAMERA = CameraSpec("top", 8, 8, ImageFormat.RGB8)
+STATE = StateSpec(name="position", size=1)
+
+
+def local(model: Path) -> LocalPolicy:
+    """A policy that decodes as a session in mode serial does."""
+    return edgeflow.load(model, mode="serial", device="cpu")
+
+
+def contract(policy: LocalPolicy) -> dict[str, Any]:
+    return {
+        "model": "stub",
+        "cameras": (CAMERA,),
+        "state": (STATE,),
+        "instruction": "go",
+        "control_period_ns": PERIOD_NS,
+        "max_action_age_ns": 5_000_000_000,
+        "mode": Mode.SERIAL,
+        "served_mode": Mode.SERIAL,
+        "chunks": True,
+        "schema": policy.schema,
+    }
 
 
 def checkpoint_in(folder: Path, **options: Any) -> Path:
@@ -51,25 +75,23 @@ def recording(plugin, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
     """A folder: two sessions side by side with two epochs, the second with a new instruction in the second, then a
     third. Frame 4 of session 2 has another answer than the policy's, by 0.5.
     """
-    folder = tmp_path_factory.mktemp("recording")
-    robots = RobotRecorder(folder)
+    made = MadeUp()
     with local(checkpoint) as policy:
         for session in (1, 2):
-            robots.open(session, policy)
+            made.of(session).opened(**contract(policy))
         for seq in range(1, FRAMES + 1):
             epoch = 1 if seq <= 3 else 2
-            for session, instruction in ((1, "go"), (2, "go" if epoch == 1 else "stop")):
+            for session, text in ((1, "go"), (2, "go" if epoch == 1 else "stop")):
                 if seq == 4:
                     policy.reset(session)
                 added = 0.5 if (session, seq) == (2, 4) else 0.0
-                robots.frame(session, seq, policy, epoch=epoch, instruction=instruction, added=added)
+                made.of(session).answered(seq, policy, text=text, epoch=epoch, added=added)
         for session in (1, 2):
-            robots.close(session, epoch=2)
-        robots.open(3, policy)
+            made.of(session).closed()
+        made.of(3).opened(**contract(policy))
         for seq in (12, 13):
-            robots.frame(3, seq, policy)
-    robots.stop()
-    return folder
+            made.answered(seq, policy, text="go")
+    return made.write(tmp_path_factory.mktemp("recording"))
 
 
 @pytest.fixture(scope="module")
@@ -181,13 +203,10 @@ def test_wrong_input_is_named(plugin, recording: Path, checkpoint: Path, tmp_pat
 
 
 def test_a_recording_without_images_cannot_be_replayed(plugin, checkpoint: Path, tmp_path: Path):
-    robots = RobotRecorder(tmp_path / "thumbnails", cameras="thumbnails")
     with local(checkpoint) as policy:
-        robots.open(1, policy)
-        robots.frame(1, 1, policy)
-        robots.lose()
-        robots.frame(1, 2, policy)
-    robots.stop(lost=1)
+        made = MadeUp().opened(**contract(policy)).answered(1, policy, text="go")
+        made.frame(2, 80, image=bytes(1 << 20)).answered(3, policy, text="go")
+    made.write(tmp_path / "thumbnails", cameras="thumbnails", lost=1)
     _, found = run("info", tmp_path / "thumbnails")
     assert found["lost"] == {"sessions": 1, "passes": 0}
     for arguments in (["replay", "--to", "h:1"], ["compare", *["--model", str(checkpoint)] * 2]):

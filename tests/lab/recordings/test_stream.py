@@ -11,19 +11,18 @@ import grpc
 import pytest
 
 from edgeflow.lab.recordings.replay import ReplayPlan, SessionReplay
-from edgeflow.lab.recordings.sessions import read_sessions
+from edgeflow.lab.recordings.sessions import choose_sessions
 from edgeflow_client.connection.wire import opened_of
 from edgeflow_client.errors import EdgeflowError, FailedPrecondition
-from edgeflow_client.recording.records import RecordedAnswer, RecordedObservation, RecordedOpening
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import CameraSpec, Execution, ImageFormat, Mode
 from tests.client.scripted import VALUES, Refuse, Server, Talk, answer_all, opened
-from tests.lab.recordings.test_sessions import Listed
+from tests.lab.recordings.made_up import MS, MadeUp
 
 SCHEMA = opened_of(opened()).schema
 CAMERA = CameraSpec("wrist", 2, 2, ImageFormat.RGB8, resize=True)
-START, STAMP, MS = 1_700_000_000_000_000_000, 7_000_000_000_000, 1_000_000
+STAMP = 7_000_000 * MS
 
 
 @pytest.fixture
@@ -33,26 +32,21 @@ def server() -> Iterator[Server]:
     running.stop()
 
 
-def recorded(*frames: dict[str, Any], first_ms: int = 0, **contract: Any) -> Listed:
+def recorded(*frames: dict[str, Any], **contract: Any) -> MadeUp:
     """A session with these frames, each answered with VALUES."""
-    fields = {"control_period_ns": 40 * MS, "chunks": True, "schema": SCHEMA, "instruction": "go", **contract}
-    opening = RecordedOpening(session=4, time_ns=START, source="robot", cameras=(CAMERA,), **fields)
-    records: list[Any] = [opening]
+    fields = {"control_period_ns": 40 * MS, "chunks": True, "schema": SCHEMA, "instruction": "go"} | contract
+    made = MadeUp(session=4).opened(cameras=(CAMERA,), state=(), **fields)
     for index, each in enumerate(frames):
-        time_ns, seq = START + (first_ms + 2 * index) * MS, 100 + index
-        shared = {"session": 4, "seq": seq, "time_ns": time_ns, "stamp_ns": STAMP + index * MS}
-        frame = RecordedObservation(**{**shared, "state": (), "instruction": "go", "epoch": 1, **each})
-        records.append((frame, (bytes([index] * 12),)))
-        values = tuple(VALUES)
-        records.append(RecordedAnswer(session=4, seq=seq, time_ns=time_ns + 1, epoch=frame.epoch, values=values))
-    return Listed(*records, cameras="all")
+        fields = {"text": "go", "image": bytes([index] * 12), "state": (), "stamp_ns": STAMP + index * MS} | each
+        made.frame(100 + index, 2 * index, **fields)
+        made.answer(100 + index, 2 * index, epoch=each.get("epoch", 1), values=tuple(VALUES), horizon=1)
+    return made
 
 
-def replayed(source: Listed, server: Server, speed: float | None = None) -> tuple[Any, list[pb.ClientMessage]]:
+def replayed(made: MadeUp, server: Server, speed: float | None = None) -> tuple[Any, list[pb.ClientMessage]]:
     """The replay of a recording's only session, and the messages that the server got."""
     plan = ReplayPlan(address=server.address, speed=speed, tolerance=0.0)
-    sessions = list(read_sessions(source).values())
-    (found,) = asyncio.run(SessionReplay(source, sessions, plan, lambda *_: None).run())
+    (found,) = asyncio.run(SessionReplay(made, choose_sessions(made, ()), plan, lambda *_: None).run())
     return found, [server.heard.get_nowait() for _ in range(server.heard.qsize())]
 
 
@@ -61,8 +55,8 @@ def test_frames_are_sent_as_they_were(server: Server):
         {"resting": True},
         {"playing": Playing(100, 3, STAMP + 5), "arrived": Arrived(100, 9 * MS)},
         {"playing": Playing(77, 1), "arrived": Arrived(1 << 62, 1)},  # answered before the recording began
-        {"epoch": 2, "instruction": "stop", "stamp_ns": 5},
-        {"epoch": 2, "instruction": "stop", "stamp_ns": 1 << 64},  # no message can carry it
+        {"epoch": 2, "text": "stop", "stamp_ns": 5},
+        {"epoch": 2, "text": "stop", "stamp_ns": 1 << 64},  # no message can carry it
     )
     contract = {"mode": Mode.DEPTH, "depth": 3, "execution": Execution.REST, "max_action_age_ns": 300 * MS}
     found, heard = replayed(recorded(*frames, **contract), server)
@@ -124,7 +118,7 @@ def test_an_answer_is_shown_where_it_parts_first(server: Server):
     first = found.differences.first
     assert (first.seq, first.dimension, first.difference, found.parted) == (101, "z", 0.25, 2)
     assert first.text == "frame 101 at 0.00 s, row 0, z: 0 and 0.25, 0.25 apart"
-    assert [each.largest for each in found.differences.dimensions] == [0, 0, 0.25, 0, 0, 0, 0]
+    assert [each["largest"] for each in found.differences.dimensions] == [0, 0, 0.25, 0, 0, 0, 0]
 
 
 def test_another_action_or_the_end_of_the_stream_is_said(server: Server):

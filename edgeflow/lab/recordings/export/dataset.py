@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,12 +36,12 @@ from edgeflow.lab.recordings.export.layout import (
 from edgeflow.lab.recordings.export.statistics import (
     FeatureStatistics,
     ImageStatistics,
-    Pixels,
     listed,
     over_episodes,
     vector_statistics,
 )
 from edgeflow.lab.recordings.export.video import VideoCodec, VideoFile
+from edgeflow.lab.recordings.sessions import Pixels
 from edgeflow_client.errors import ConfigError
 
 ROW_GROUP_BYTES = 16 << 20  # of images
@@ -49,72 +50,47 @@ EPISODES_PER_ROW_GROUP = 100
 Values: TypeAlias = npt.NDArray[np.float32]
 
 
-class _NumberedParquet:
-    """Parquet files of one kind, one after the other; a new one begins once one is full."""
+class _TableFile:
+    """A Parquet file in the making."""
 
-    def __init__(self, folder: Path, pattern: str, schema: pa.Schema, *, most_bytes: int) -> None:
-        self._folder, self._pattern, self._schema, self._most_bytes = folder, pattern, schema, most_bytes
-        self.place = FilePlace()
-        self._open()
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._schema, self._file = schema, path.open("wb")
+        texts = [each.name for each in schema if not pa.types.is_struct(each.type)]
+        self._writer = pq.ParquetWriter(self._file, schema, write_statistics=texts)
 
-    def _open(self) -> None:
-        self._file = self.place.path(self._folder, self._pattern).open("wb")
-        texts = [each.name for each in self._schema if not pa.types.is_struct(each.type)]
-        self._writer = pq.ParquetWriter(self._file, self._schema, write_statistics=texts)
-
-    def begin(self) -> dict[str, int]:
-        """The place of the next episode, which stays in one file."""
-        if self._file.tell() >= self._most_bytes:
-            self.close()
-            self.place = FilePlace(self.place.number + 1)
-            self._open()
-        return self.place.indices
+    @property
+    def size_bytes(self) -> int:
+        return self._file.tell()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Write rows as a row group."""
         self._writer.write_table(pa.Table.from_pylist(rows, self._schema))
 
     def close(self) -> None:
-        """Complete the file."""
         try:
             self._writer.close()
         finally:
             self._file.close()
 
 
-class _NumberedVideos:
-    """The videos of a camera, one after the other; a new one begins once one is full."""
+_File = TypeVar("_File", bound="_TableFile | VideoFile")
 
-    def __init__(
-        self, folder: Path, camera: str, features: DatasetFeatures, codec: VideoCodec, most_bytes: int
-    ) -> None:
-        self._folder, self._camera, self._features = folder, camera, features
-        self._codec, self._most_bytes = codec, most_bytes
+
+class _NumberedFiles(Generic[_File]):
+    """Files of one kind, one after the other; a new one begins once one is full."""
+
+    def __init__(self, open_file: Callable[[FilePlace], _File], most_mb: float) -> None:
+        self._open, self._most_bytes = open_file, round(most_mb * 2**20)
         self._place = FilePlace()
-        self._file = self._open()
+        self.file = open_file(self._place)
 
-    def _open(self) -> VideoFile:
-        height, width = self._features.cameras[self._camera]
-        path = self._place.path(self._folder, VIDEO_PATH, video_key=self._camera)
-        return VideoFile(path, codec=self._codec, width=width, height=height, fps=self._features.fps)
-
-    def begin(self) -> dict[str, float]:
-        """The place and first moment of the next episode, which stays in one file."""
-        if self._file.size_bytes >= self._most_bytes:
-            self._file.close()
+    def begin(self) -> dict[str, int]:
+        """The place of the next episode, which stays in one file."""
+        if self.file.size_bytes >= self._most_bytes:
+            self.file.close()
             self._place = FilePlace(self._place.number + 1)
-            self._file = self._open()
-        return {**self._place.indices, "from_timestamp": self._file.seconds}
-
-    def add(self, image: Pixels) -> None:
-        self._file.add(image)
-
-    @property
-    def seconds(self) -> float:
-        return self._file.seconds
-
-    def close(self) -> None:
-        self._file.close()
+            self.file = self._open(self._place)
+        return self._place.indices
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,7 +109,7 @@ class _OpenEpisode:
 
 
 class DatasetWriter:
-    """Writes a dataset into a new folder: `begin`, `add` of each frame and `end` for each episode, then `complete`.
+    """Writes a dataset into a new folder: `begin` of each episode, `add` of each frame, then `complete`.
 
     A context manager, which closes the files of a dataset that was not completed. Files are full at data_mb and
     video_mb, and an episode stays in one file.
@@ -144,19 +120,14 @@ class DatasetWriter:
     ) -> None:
         self._folder, self._features = folder, features
         self._limits = {"data_files_size_in_mb": data_mb, "video_files_size_in_mb": video_mb}
-        most_bytes = round(data_mb * 2**20)
-        self._data = _NumberedParquet(folder, DATA_PATH, data_schema(features), most_bytes=most_bytes)
-        self._table = _NumberedParquet(folder, EPISODES_PATH, episodes_schema(features), most_bytes=most_bytes)
-        self._videos: dict[str, _NumberedVideos] = {}
+        data, episodes = data_schema(features), episodes_schema(features)
+        self._data = _NumberedFiles(lambda place: _TableFile(place.path(folder, DATA_PATH), data), data_mb)
+        self._table = _NumberedFiles(lambda place: _TableFile(place.path(folder, EPISODES_PATH), episodes), data_mb)
+        self._videos: dict[str, _NumberedFiles[VideoFile]] = {}
         if features.codec is not None:
-            most_bytes = round(video_mb * 2**20)
             for camera in features.cameras:
-                self._videos[camera] = _NumberedVideos(folder, camera, features, features.codec, most_bytes)
-        self._files: tuple[_NumberedParquet | _NumberedVideos, ...] = (
-            self._data,
-            self._table,
-            *self._videos.values(),
-        )
+                self._videos[camera] = _NumberedFiles(partial(self._video, camera, features.codec), video_mb)
+        self._open = True
         self._tasks: dict[str, int] = {}
         self._statistics: list[dict[str, FeatureStatistics]] = []
         self._rows: list[dict[str, Any]] = []
@@ -168,10 +139,10 @@ class DatasetWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for file in self._files:
+        for file in self._files if self._open else ():
             with contextlib.suppress(OSError, ConfigError):  # of a dataset that is given up
                 file.close()
-        self._files = ()
+        self._open = False
 
     @property
     def tasks(self) -> int:
@@ -183,12 +154,14 @@ class DatasetWriter:
         """Complete episodes so far."""
         return len(self._statistics)
 
-    def begin(self, task: str) -> None:
-        """Begin an episode."""
+    def begin(self, task: str) -> int:
+        """Begin an episode, which ends the one before; its number."""
+        self.end()
         row = {"episode_index": self.episodes, "tasks": [task]}
         row |= {f"data/{name}": index for name, index in self._data.begin().items()}
         for camera, video in self._videos.items():
-            row |= {f"videos/{camera}/{name}": value for name, value in video.begin().items()}
+            row |= {f"videos/{camera}/{name}": index for name, index in video.begin().items()}
+            row[f"videos/{camera}/from_timestamp"] = video.file.seconds
         self._episode = _OpenEpisode(
             row=row,
             task=self._tasks.setdefault(task, len(self._tasks)),
@@ -196,10 +169,13 @@ class DatasetWriter:
             vectors={name: [] for name in self._features.vectors},
             images={camera: ImageStatistics() for camera in self._features.cameras},
         )
+        return self.episodes
 
     def add(self, vectors: Mapping[str, Values], images: Mapping[str, Pixels]) -> None:
         """Add a frame: every vector [elements] and every image [height, width, 3] of the features."""
-        episode = self._current()
+        episode = self._episode
+        if episode is None:
+            raise RuntimeError("no episode has begun")
         values: dict[str, Any] = {}
         for name in self._features.vectors:
             vector = np.asarray(vectors[name], np.float32)
@@ -209,7 +185,7 @@ class DatasetWriter:
             image = images[camera]
             episode.images[camera].add(image)
             if self._videos:
-                self._videos[camera].add(image)
+                self._videos[camera].file.add(image)
             else:
                 values[camera] = {"bytes": _png(image), "path": f"frame-{episode.length:06d}.png"}
                 episode.pending_bytes += len(values[camera]["bytes"])
@@ -227,8 +203,10 @@ class DatasetWriter:
             self._write_pending(episode)
 
     def end(self) -> None:
-        """Complete the episode, of at least one frame."""
-        episode = self._current()
+        """Complete the episode, of at least one frame, if one has begun."""
+        episode = self._episode
+        if episode is None:
+            return
         self._write_pending(episode)
         counted: dict[str, FeatureStatistics] = {
             **{name: vector_statistics(np.stack(vectors)) for name, vectors in episode.vectors.items()},
@@ -245,7 +223,7 @@ class DatasetWriter:
         counted |= {name: vector_statistics(bookkeeping[name]) for name in BOOKKEEPING}
         row = episode.row
         row |= {"length": episode.length, "dataset_from_index": episode.first, "dataset_to_index": self.frames}
-        row |= {f"videos/{camera}/to_timestamp": video.seconds for camera, video in self._videos.items()}
+        row |= {f"videos/{camera}/to_timestamp": video.file.seconds for camera, video in self._videos.items()}
         for name, kinds in listed(counted).items():
             row |= {f"stats/{name}/{kind}": values for kind, values in kinds.items()}
         self._statistics.append(counted)
@@ -256,9 +234,10 @@ class DatasetWriter:
 
     def complete(self) -> None:
         """Complete the dataset, of at least one episode."""
+        self.end()
         self._write_rows()
-        files, self._files = self._files, ()
-        for file in files:
+        self._open = False
+        for file in self._files:
             file.close()
         pq.write_table(tasks_table(list(self._tasks)), self._folder / "meta" / "tasks.parquet")
         merged = {name: over_episodes([each[name] for each in self._statistics]) for name in self._statistics[0]}
@@ -279,20 +258,24 @@ class DatasetWriter:
         }
         write_json(self._folder / "meta" / "info.json", info)
 
-    def _current(self) -> _OpenEpisode:
-        if self._episode is None:
-            raise RuntimeError("no episode has begun")
-        return self._episode
+    @property
+    def _files(self) -> list[_TableFile | VideoFile]:
+        return [self._data.file, self._table.file, *(each.file for each in self._videos.values())]
+
+    def _video(self, camera: str, codec: VideoCodec, place: FilePlace) -> VideoFile:
+        height, width = self._features.cameras[camera]
+        path = place.path(self._folder, VIDEO_PATH, video_key=camera)
+        return VideoFile(path, codec=codec, width=width, height=height, fps=self._features.fps)
 
     def _write_pending(self, episode: _OpenEpisode) -> None:
         if episode.pending:
-            self._data.write(episode.pending)
+            self._data.file.write(episode.pending)
         episode.pending, episode.pending_bytes = [], 0
 
     def _write_rows(self) -> None:
         if self._rows:
             place = {f"meta/episodes/{name}": index for name, index in self._table.begin().items()}
-            self._table.write([row | place for row in self._rows])
+            self._table.file.write([row | place for row in self._rows])
         self._rows = []
 
 

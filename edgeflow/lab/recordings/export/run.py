@@ -18,24 +18,11 @@ from edgeflow.lab.outputs import check_writable, make_folder, write_json, writin
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.export.dataset import DatasetWriter
 from edgeflow.lab.recordings.export.layout import DatasetFeatures
-from edgeflow.lab.recordings.export.sampling import (
-    SampledEpoch,
-    SampledFrame,
-    SessionSampler,
-    observation_rate,
-    schema_of,
-)
+from edgeflow.lab.recordings.export.sampling import SampledEpoch, SessionSampler, schema_of
 from edgeflow.lab.recordings.export.video import best_codec, check_size
-from edgeflow.lab.recordings.sessions import (
-    SessionSource,
-    StoredSession,
-    check_images,
-    chosen_sessions,
-    labelled,
-    read_sessions,
-)
+from edgeflow.lab.recordings.sessions import StoredSession, choose_sessions
 from edgeflow_client.errors import ConfigError, FailedPrecondition
-from edgeflow_client.recording.records import RecordedObservation
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.types import StateSpec
 
 ACTION = "action"
@@ -43,8 +30,6 @@ SOURCE_FILE = "edgeflow.json"
 """In `meta`: the outcome of the export. LeRobot does not read it."""
 
 
-MOST_TIMED = 1000
-"""Observations of a session by which its rate is found."""
 _Value = TypeVar("_Value")
 
 
@@ -70,7 +55,7 @@ class ExportedDataset:
 
 
 def export_sessions(
-    source: SessionSource,
+    recording: Recording,
     out: Path,
     *,
     fps: int | None = None,
@@ -85,9 +70,8 @@ def export_sessions(
     FailedPrecondition for what the recording lacks. Nothing is left at `out` then.
     """
     _check_new(out)
-    sessions = chosen_sessions(read_sessions(source), chosen)
-    check_images(source, sessions)
-    rates = _rates(source, sessions)
+    sessions = choose_sessions(recording, chosen)
+    rates = {each.label: each.rate_hz for each in sessions}
     if fps is None:
         fps = max(round(max(rates.values())), 1)
     features = _features(sessions, fps, video)
@@ -95,20 +79,16 @@ def export_sessions(
     with _new_folder(out) as folder, DatasetWriter(folder, features) as writer:
         done, total = 0, sum(each.frames for each in sessions)
         for session in sessions:
-            rate = rates[session.label]
-            sampler = SessionSampler(session, fps, 1e9 / rate if rate else 1e9 / fps)
-            samplers.append(sampler)
-            sink = _EpisodeSink(writer, session, features)
-            for label, record, images in labelled(source):
-                if label == session.label:
-                    for frame in sampler.add(record, images):
-                        sink.take(frame)
-                    if isinstance(record, RecordedObservation):
-                        done += 1
-                        report(f"session {session.label}", done, total)
-            for frame in sampler.finish():
-                sink.take(frame)
-            sink.finish()
+            samplers.append(sampler := SessionSampler(session, fps))
+            for frame in sampler.frames(recording):
+                if frame.begins:
+                    frame.epoch.episodes.append(writer.begin(frame.epoch.instruction))
+                state = session.state_vectors(frame.state)
+                vectors = {ACTION: np.array(frame.action), **{_state_feature(each): state[each] for each in state}}
+                writer.add(vectors, dict(zip(features.cameras, frame.images, strict=True)))
+                report(f"session {session.label}", done + sampler.observations, total)
+            done += session.frames
+        writer.end()
         if not writer.episodes:
             raise FailedPrecondition(_why_empty(samplers), field="path")
         exported = ExportedDataset(
@@ -119,42 +99,13 @@ def export_sessions(
             tasks=writer.tasks,
             video=features.codec.name if features.codec and features.cameras else "",
             recorded_hz={label: round(rate, 3) for label, rate in rates.items()},
-            facts=dict(source.facts),
+            facts=dict(recording.facts),
             epochs=[epoch for sampler in samplers for epoch in sampler.epochs],
             notices=_notices(sessions, fps),
         )
         writer.complete()
         write_json(folder / "meta" / SOURCE_FILE, dataclasses.asdict(exported))
     return exported
-
-
-class _EpisodeSink:
-    """Writes the sampled frames of a session."""
-
-    def __init__(self, writer: DatasetWriter, session: StoredSession, features: DatasetFeatures) -> None:
-        self._writer = writer
-        self._state = session.contract.state
-        self._cameras = tuple(features.cameras)
-        self._epoch: SampledEpoch | None = None
-
-    def take(self, frame: SampledFrame) -> None:
-        """Write a frame, of a new episode where another epoch or another part of one begins."""
-        if frame.begins or frame.epoch is not self._epoch:
-            self.finish()
-            self._epoch = frame.epoch
-            frame.epoch.episodes.append(self._writer.episodes)
-            self._writer.begin(frame.epoch.instruction)
-        vectors, first = {ACTION: np.array(frame.action, np.float32)}, 0
-        for vector in self._state:
-            vectors[_state_feature(vector.name)] = np.array(frame.state[first : first + vector.size], np.float32)
-            first += vector.size
-        self._writer.add(vectors, dict(zip(self._cameras, frame.images, strict=True)))
-
-    def finish(self) -> None:
-        """Complete the last episode."""
-        if self._epoch is not None:
-            self._writer.end()
-        self._epoch = None
 
 
 def _check_new(out: Path) -> None:
@@ -178,21 +129,6 @@ def _new_folder(out: Path) -> Iterator[Path]:
             folder.rename(out)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rates(source: SessionSource, sessions: Sequence[StoredSession]) -> dict[str, float]:
-    """Observations per second of each session, by the robot's stamps of the first ones with images."""
-    stamps: dict[str, list[int]] = {session.label: [] for session in sessions}
-    missing = {each.label: each.frames_with_images if each.cameras else each.frames for each in sessions}
-    missing = {label: min(frames, MOST_TIMED) for label, frames in missing.items()}
-    seeing = {session.label for session in sessions if session.cameras}
-    for label, record, images in labelled(source):
-        if missing.get(label) and isinstance(record, RecordedObservation) and (images or label not in seeing):
-            stamps[label].append(record.stamp_ns)
-            missing[label] -= 1
-            if not any(missing.values()):
-                break
-    return {label: observation_rate(np.array(each)) for label, each in stamps.items()}
 
 
 def _features(sessions: Sequence[StoredSession], fps: int, video: bool) -> DatasetFeatures:

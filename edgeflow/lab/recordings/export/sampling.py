@@ -13,14 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from edgeflow.lab.recordings.export.statistics import Pixels
-from edgeflow.lab.recordings.sessions import Images, StoredSession, pixels_of
-from edgeflow_client.errors import FailedPrecondition, InvalidArgument
+from edgeflow.lab.recordings.sessions import Images, Pixels, StoredSession, decode_images, labelled
+from edgeflow_client.errors import FailedPrecondition
+from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import (
-    AnySessionRecord,
     RecordedAnswer,
     RecordedExecution,
     RecordedHold,
@@ -91,36 +87,42 @@ class _Commanded:
 
 
 class SessionSampler:
-    """Takes the records of a session in order, and makes its frames at a fixed rate.
+    """Makes the frames of a session at a fixed rate.
 
-    period_ns: usual time between its observations. Where the robot's recording has executed rows, they are the actions;
+    Where the robot's recording has executed rows, they are the actions;
     otherwise the commanded rows are, by the stamps of their frames.
     """
 
-    def __init__(self, session: StoredSession, fps: int, period_ns: float) -> None:
-        self._session, self._fps, self._schema = session, fps, schema_of(session)
+    def __init__(self, session: StoredSession, fps: int) -> None:
+        self.session, self.fps, self.schema = session, fps, schema_of(session)
         self._state_size = sum(each.size for each in session.contract.state)
-        self._stale_ns = round(STALE_PERIODS * period_ns)
+        self.stale_ns = round(STALE_PERIODS * 1e9 / (session.rate_hz or fps))
         self._current: _EpochSampler | None = None
         self.epochs: list[SampledEpoch] = []
         """The epochs so far."""
+        self.observations = 0
 
-    def add(self, record: AnySessionRecord, images: Images) -> Iterator[SampledFrame]:
-        """Take the next record; the frames before it are then known."""
-        match record:
-            case RecordedObservation():
-                yield from self._add_frame(record, images)
-            case RecordedAnswer() | RecordedExecution() | RecordedHold() if self._current is not None:
-                self._current.add(record)
+    def frames(self, recording: Recording) -> Iterator[SampledFrame]:
+        """Its frames, by the records of its session in a recording."""
+        for label, record, images in labelled(recording):
+            if label != self.session.label:
+                continue
+            match record:
+                case RecordedObservation():
+                    self.observations += 1
+                    yield from self._add_frame(record, images)
+                case RecordedAnswer() | RecordedExecution() | RecordedHold() if self._current is not None:
+                    self._current.add(record)
+        yield from self._finish()
 
-    def finish(self) -> Iterator[SampledFrame]:
+    def _finish(self) -> Iterator[SampledFrame]:
         """The frames up to the last observation."""
         if self._current is not None:
             yield from self._current.up_to(self._current.last_ns + 1)
         self._current = None
 
     def _add_frame(self, record: RecordedObservation, images: Images) -> Iterator[SampledFrame]:
-        if len(images) < len(self._session.cameras) or len(record.state) != self._state_size:
+        if len(images) < len(self.session.cameras) or len(record.state) != self._state_size:
             return  # it was never sent, or is not what was agreed on
         current = self._current
         if current is not None and record.epoch < current.summary.epoch:
@@ -128,37 +130,21 @@ class SessionSampler:
         if current is not None and current.has(record):
             yield from current.observe(record, images)
             return
-        yield from self.finish()
-        summary = SampledEpoch(session=self._session.label, epoch=record.epoch, instruction=record.instruction)
-        self.epochs.append(summary)
-        self._current = _EpochSampler(
-            session=self._session,
-            schema=self._schema,
-            summary=summary,
-            fps=self._fps,
-            stale_ns=self._stale_ns,
-            first=(record, images),
-        )
+        yield from self._finish()
+        self._current = _EpochSampler(self, record, images)
+        self.epochs.append(self._current.summary)
 
 
 class _EpochSampler:
     """Ticks from the epoch's first observation to its last one, on the robot's clock."""
 
-    def __init__(
-        self,
-        *,
-        session: StoredSession,
-        schema: ActionSchema,
-        summary: SampledEpoch,
-        fps: int,
-        stale_ns: int,
-        first: tuple[RecordedObservation, Images],
-    ) -> None:
-        self.summary = summary
-        self.last_ns = self._first_ns = first[0].stamp_ns
-        self._observation, self._stamps = first, {first[0].seq: first[0].stamp_ns}
-        self._clock_ns = first[0].time_ns - first[0].stamp_ns  # recording's minus robot's clock, by the quickest frame
-        self._session, self._schema, self._fps, self._stale_ns = session, schema, fps, stale_ns
+    def __init__(self, sampler: SessionSampler, first: RecordedObservation, images: Images) -> None:
+        self._session, self._schema = sampler.session, sampler.schema
+        self._fps, self._stale_ns = sampler.fps, sampler.stale_ns
+        self.summary = SampledEpoch(session=self._session.label, epoch=first.epoch, instruction=first.instruction)
+        self.last_ns = self._first_ns = first.stamp_ns
+        self._observation, self._stamps = (first, images), {first.seq: first.stamp_ns}
+        self._clock_ns = first.time_ns - first.stamp_ns  # recording's minus robot's clock, by the quickest frame
         self._tick = 0
         self._pixels: tuple[Pixels, ...] | None = None
         self._events: list[tuple[int, int, _Commanded | Row | str]] = []  # a heap: moment, order, what
@@ -241,14 +227,7 @@ class _EpochSampler:
     def _decoded(self) -> tuple[Pixels, ...] | None:
         """The images of the observation, decoded once; None if one cannot be decoded."""
         if self._pixels is None:
-            record, images = self._observation
-            try:
-                self._pixels = tuple(
-                    pixels_of(image, camera, record.seq)
-                    for image, camera in zip(images, self._session.cameras, strict=True)
-                )
-            except InvalidArgument:
-                return None
+            self._pixels = decode_images(self._observation[1], self._session.cameras)
         return self._pixels
 
     def _commanded(self, answer: RecordedAnswer) -> _Commanded | None:
@@ -274,10 +253,3 @@ def schema_of(session: StoredSession) -> ActionSchema:
     if schema is None:
         raise FailedPrecondition(f"session {session.label}: its opening has no action schema", field="path")
     return schema
-
-
-def observation_rate(stamps_ns: npt.NDArray[np.int64]) -> float:
-    """Observations per second by the median time between stamps; 0 for fewer than two."""
-    steps = np.diff(stamps_ns)
-    steps = steps[steps > 0]
-    return 1e9 / float(np.median(steps)) if len(steps) else 0.0

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgeflow.lab.recordings.sessions import Pixels
+
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 KINDS = ("min", "max", "mean", "std", "count", *QUANTILES)
 SAMPLED_SIDE = 150
@@ -18,7 +20,6 @@ SAMPLED_SIDE = 150
 
 FeatureStatistics: TypeAlias = dict[str, npt.NDArray[np.float64] | npt.NDArray[np.int64]]
 """The kinds of KINDS: [size], of images [3, 1, 1] on the scale 0 to 1; `count` [1], the frames counted."""
-Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 
 def vector_statistics(values: npt.NDArray[np.generic]) -> FeatureStatistics:

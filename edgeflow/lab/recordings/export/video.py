@@ -13,7 +13,7 @@ from typing import Any
 import av
 from av.error import FFmpegError
 
-from edgeflow.lab.recordings.export.statistics import Pixels
+from edgeflow.lab.recordings.sessions import Pixels
 from edgeflow_client.errors import ConfigError, DependencyError
 
 PIXELS = "yuv420p"

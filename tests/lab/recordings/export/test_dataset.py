@@ -43,7 +43,6 @@ def written(out: Path, kind: str) -> Path:
             writer.begin(str(made["task"]))
             for frame in range(len(made["action"])):
                 writer.add({name: made[name][frame] for name in VECTORS}, {CAMERA: made[CAMERA][frame]})
-            writer.end()
         writer.complete()
     return out
 
@@ -127,7 +126,6 @@ def test_full_files_are_followed_by_others(video: bool, tmp_path: Path):
             for _ in range(30):
                 image = rng.integers(0, 255, (64, 64, 3), np.uint8)
                 writer.add({"action": np.array([rng.normal()])}, {CAMERA: image})
-            writer.end()
         writer.complete()
     episodes = pq.read_table(tmp_path / "meta/episodes").to_pylist()
     place = f"videos/{CAMERA}" if video else "data"

@@ -13,27 +13,21 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from edgeflow.cli import app
 from edgeflow.lab.recordings.export.run import ExportedDataset, export_sessions
 from edgeflow_client.errors import ConfigError, EdgeflowError, FailedPrecondition
 from edgeflow_client.types import CameraSpec, ImageFormat
-from tests.lab.recordings.export.made_up import SCHEMA, STATE, MadeUp, picture, steady
+from tests.lab.recordings.made_up import SCHEMA, STATE, MadeUp, picture, steady
 
 
 def exported(source: Any, out: Path, **options: Any) -> ExportedDataset:
     return export_sessions(source, out, report=lambda *_: None, **options)
 
 
-class Joined:
-    """Several sessions in one recording."""
-
-    def __init__(self, *sessions: MadeUp) -> None:
-        self.facts = {"cameras": "all"}
-        self._sessions = sessions
-
-    def sessions(self) -> Iterator[Any]:
-        for each in self._sessions:
-            yield from each.sessions()
+def joined(*sessions: MadeUp) -> MadeUp:
+    return MadeUp([record for each in sessions for record in each.records])
 
 
 def two_epochs() -> MadeUp:
@@ -77,8 +71,8 @@ def test_an_episode_per_epoch_with_actions(video: bool, tmp_path: Path):
 
 
 def test_sessions_follow_one_another_and_can_be_chosen(tmp_path: Path):
-    other = MadeUp(number=2).opened().frame(1, 0).answer(1, 0, 20).frame(2, 50).frame(3, 100)
-    source = Joined(steady(range(1, 4)), other)
+    other = MadeUp(session=2).opened().frame(1, 0).answer(1, 0, 20).frame(2, 50).frame(3, 100)
+    source = joined(steady(range(1, 4)), other)
     made = exported(source, tmp_path / "both")
     assert (made.fps, made.recorded_hz) == (20, {"1": 10.0, "2": 20.0})
     assert [(each.session, each.episodes) for each in made.epochs] == [("1", [0]), ("2", [1])]
@@ -103,14 +97,14 @@ def test_displacements_at_another_rate_are_noticed(tmp_path: Path):
 
 
 class Breaking(MadeUp):
-    """A recording whose disk fails when it is read for the last time."""
+    """A recording whose disk fails when it is read again."""
 
     passes = 0
 
     def sessions(self) -> Iterator[Any]:
         self.passes += 1
         for number, record in enumerate(self.records):
-            if self.passes == 3 and number == 8:
+            if self.passes == 2 and number == 8:
                 raise OSError(5, "Input/output error")
             yield record
 
@@ -124,7 +118,7 @@ def odd() -> MadeUp:
     ("source", "options", "error", "text"),
     [
         (MadeUp().opened().frame(1, 0).frame(2, 100), {}, FailedPrecondition, "before the first action: 2 ticks"),
-        (Joined(steady(range(3)), MadeUp(number=2).opened(state=()).frame(1, 0)), {}, FailedPrecondition, "--session"),
+        (joined(steady(range(3)), MadeUp(session=2).opened(state=()).frame(1, 0)), {}, FailedPrecondition, "--session"),
         (steady(range(3)), {"chosen": ("7",)}, EdgeflowError, "7 is not one of 1"),
         (MadeUp().opened(schema=None).frame(1, 0), {}, FailedPrecondition, "no action schema"),
         (MadeUp().opened(state=(STATE[0], replace(STATE[0], name="state"))).frame(1, 0), {}, FailedPrecondition, "two"),
@@ -145,3 +139,15 @@ def test_nothing_is_written_over(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(ConfigError, match="mine exists; name a new folder"):
         exported(steady(range(3)), tmp_path / "mine")
+
+
+def test_the_command_reads_the_files_of_a_recorder(tmp_path: Path):
+    folder, out = steady(range(1, 10)).write(tmp_path / "recordings"), tmp_path / "set"
+    shown = CliRunner().invoke(app, ["recording", "export", str(folder), str(out), "--fps", "5", "--json"])
+    assert shown.exit_code == 0, shown.output
+    made = json.loads(shown.stdout)
+    assert (made["fps"], made["episodes"], made["frames"], made["damage"]) == (5, 1, 4, [])
+    assert pq.read_table(out / "data")["action"].to_pylist() == [[10 * seq + 1, -1] for seq in (2, 4, 6, 8)]
+
+    again = CliRunner().invoke(app, ["recording", "export", str(folder), str(tmp_path / "other"), "--video"])
+    assert "wrote" in again.output and "8 frames at 10 per second, av1 videos" in " ".join(again.output.split())

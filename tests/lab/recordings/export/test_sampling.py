@@ -14,14 +14,13 @@ from edgeflow.lab.recordings.export.sampling import (
     SampledFrame,
     SessionSampler,
 )
-from edgeflow.lab.recordings.sessions import labelled, read_sessions
-from tests.lab.recordings.export.made_up import SCHEMA, MadeUp, picture, steady
+from edgeflow.lab.recordings.sessions import read_sessions
+from tests.lab.recordings.made_up import SCHEMA, MadeUp, picture, steady
 
 
 def sampled(source: MadeUp, fps: int = 10) -> tuple[list[SampledFrame], SessionSampler]:
-    sampler = SessionSampler(read_sessions(source)["1"], fps, 1e8)
-    frames = [frame for _, record, images in labelled(source) for frame in sampler.add(record, images)]
-    return [*frames, *sampler.finish()], sampler
+    sampler = SessionSampler(read_sessions(source)["1"], fps)
+    return list(sampler.frames(source)), sampler
 
 
 def seen(source: MadeUp, fps: int = 10) -> list[tuple[float, float]]:
