@@ -76,9 +76,13 @@ def exact_command(path: Path, run: str, model: str | None, as_json: bool) -> int
     """Run the recorded passes again and print the report; 1 unless every answer agrees."""
     from edgeflow.lab.recordings.exact import replay_exactly  # loads torch
 
+    recording = open_recording(path, run)
     with reporting(Console(stderr=True)) as report:
-        found = replay_exactly(open_recording(path, run), model, report)
-    _show(found.as_json() if as_json else found.lines())
+        found = replay_exactly(recording, model, report)
+    damage = _damage(recording)
+    _show(
+        {**found.as_json(), "damage": damage} if as_json else [*found.lines(), *(f"damage: {each}" for each in damage)]
+    )
     return 0 if found.agrees else 1
 
 
@@ -176,8 +180,8 @@ def _replayed_json(session: ReplayedSession) -> dict[str, Any]:
 def _replay_lines(
     plan: ReplayPlan, replayed: Sequence[ReplayedSession], reasons: Sequence[str], damage: Sequence[str]
 ) -> Iterator[FoldingTable | str]:
-    headings = ("session", "frames", "answered in both", "equal", "only recorded", "only here", "latency", "recorded")
-    table = FoldingTable(*headings, title=escape(f"replay to {plan.address}"))
+    counts = ("session", "frames", "answered in both", "equal", "only recorded", "only here")
+    table = FoldingTable(*counts, "latency p50, p99", "recorded p50, p99", title=escape(f"replay to {plan.address}"))
     for each in replayed:
         row = (
             each.label,
@@ -236,7 +240,8 @@ def _session_lines(session: ComparedSession, names: Sequence[str]) -> Iterator[F
         if differences is not None and differences.compared:
             equal = f"{differences.equal} of {differences.compared} answers equal, {differences.bit_equal} bit-equal"
             yield f"session {session.label}, {name}: {equal}"
-            yield differences.table()
+            if differences.bit_equal < differences.compared:
+                yield differences.table()
     if session.undecodable:
         yield f"session {session.label}: {session.undecodable} frames have no usable images"
     if session.between.worst:

@@ -252,12 +252,15 @@ def choose_sessions(recording: Recording, chosen: Sequence[str]) -> list[StoredS
     wanted = [each for each in sessions.values() if not chosen or {each.label, str(each.number)} & set(chosen)]
     wanted = [each for each in wanted if each.frames]
     if not wanted:
-        raise InvalidArgument("has no frames of these sessions", field="path")
+        text = "has no frames of these sessions: `edgeflow recording info` lists them, and --run names another run"
+        raise InvalidArgument(text, field="path")
     kept = recording.facts.get("cameras", "all")
     for session in wanted:
         if session.contract.cameras and (kept != "all" or not session.frames_with_images):
             what = {"none": "without images", "thumbnails": "with thumbnails only"}.get(kept, "without its images")
-            text = f"session {session.label} was recorded {what}; its frames need them: record with cameras `all`"
+            text = (
+                f"session {session.label} was recorded {what}; its frames need them: record with --record-cameras all"
+            )
             raise FailedPrecondition(text, field="path")
     return wanted
 
