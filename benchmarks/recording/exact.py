@@ -67,7 +67,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--answers", type=int, default=ANSWERS, help="of all runs together")
     arguments = parser.parse_args()
-    found: dict[str, dict[str, Any]] = {}
+    found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         every = list(scripts(Path(folder)))
         share = -(-arguments.answers // (len(every) * len(ROBOTS)))
@@ -77,14 +77,12 @@ def main() -> None:
                 run = ScriptedRun(replace(script, robots=robots, answers=share, seed=seed, reset=0.04, parked=0.02))
                 report = replay_exactly(run.run())
                 complete = report.answers == run.answers and not report.not_comparable
-                found[f"{name}, {robots}"] = {**_figures(report), "complete": complete}
+                found.append({"cell": name, "robots": robots, **_figures(report), "complete": complete})
                 print(f"{name}, {robots}: {report.equal} of {run.answers} answers equal, {report.passes} passes")
                 if not report.agrees:
                     print("\n".join(report.lines()))
-    totals = {
-        key: sum(each[key] for each in found.values()) for key in ("answers", "equal", "actions", "equal_actions")
-    }
-    equal = all(each["complete"] and each["agrees"] for each in found.values())
+    totals = {key: sum(each[key] for each in found) for key in ("answers", "equal", "actions", "equal_actions")}
+    equal = all(each["complete"] and each["agrees"] for each in found)
     print(
         f"{totals['equal']:,} of {totals['answers']:,} answers, "
         f"{totals['equal_actions']:,} of {totals['actions']:,} rows equal bit for bit"

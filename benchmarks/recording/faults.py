@@ -27,7 +27,6 @@ from benchmarks.chaos.process_facts import alive, children, command, wait_for
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.recording.overhead import ROBOTS, load_words
-from benchmarks.recording.slow_disk import slow_disk
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.records import RecordedObservation
 
@@ -56,6 +55,8 @@ def _full_disk() -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def _slow_disk() -> Iterator[tuple[Path, Path]]:
+    from benchmarks.recording.slow_disk import slow_disk  # needs mfusepy
+
     with tempfile.TemporaryDirectory(prefix="edgeflow-slow-") as folder:
         under, mount = Path(folder) / "disk", Path(folder) / "mount"
         under.mkdir()
