@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -21,6 +21,10 @@ from edgeflow_client.recording.records import FACTS, FORMAT, NUMBER, TOPIC, AnyS
 from edgeflow_client.recording.runs import runs
 
 MOST_WAITING = 256 << 20  # bytes of images whose frame has not come
+MOST_RECORD = 16 << 20  # bytes of JSON
+MOST_TOPIC = 256  # characters of a topic
+MOST_CAMERAS = 64  # of a session
+MOST_SESSIONS = 4096  # open ones of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,10 @@ class _NamedCamera(msgspec.Struct):
 
 
 class _CameraNames(msgspec.Struct):
-    cameras: tuple[_NamedCamera, ...]
+    cameras: Annotated[tuple[_NamedCamera, ...], msgspec.Meta(max_length=MOST_CAMERAS)]
 
 
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)  # of a record's JSON
 _NUMBERED = msgspec.json.Decoder(_Numbered)
 _HEADS = msgspec.json.Decoder(_Head)
 _CAMERAS = msgspec.json.Decoder(_CameraNames)
@@ -150,13 +155,13 @@ def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[Stor
     images = _Images()
     for offset, record in read_records(path, damage):
         if isinstance(record, Channel):
-            channels[record.id] = record.topic
+            channels[record.id] = record.topic if len(record.topic) <= MOST_TOPIC else ""
         elif isinstance(record, Message):
             name = channels.get(record.channel_id, "")
             if name == topic:
                 try:
                     yield _stored(record.data, images if topic == TOPIC else None)
-                except (msgspec.MsgspecError, RecursionError):
+                except _UNREADABLE:
                     damage.append(Damage(path, offset, f"a record of {topic} at {record.log_time} ns cannot be read"))
                     return
             elif topic == TOPIC and "/images/" in name:
@@ -164,6 +169,9 @@ def _file_records(path: Path, topic: str, damage: list[Damage]) -> Iterator[Stor
 
 
 def _stored(data: bytes, images: _Images | None) -> StoredRecord:
+    if len(data) > MOST_RECORD:
+        raise ValueError("a record is too large")
+    data.decode()  # fields that are skipped here may be no text, too
     if images is None:
         record = _NUMBERED.decode(data)
         return StoredRecord(number=record.number, time_ns=record.time_ns, data=data)
@@ -173,6 +181,8 @@ def _stored(data: bytes, images: _Images | None) -> StoredRecord:
         images.open(head.session, [camera.name for camera in _CAMERAS.decode(data).cameras])
     elif head.kind == "frame":
         found = images.take(head)
+    elif head.kind == "closed":
+        images.close(head.session)
     return StoredRecord(number=head.number, time_ns=head.time_ns, data=data, images=found)
 
 
@@ -185,7 +195,13 @@ class _Images:
         self._bytes = 0
 
     def open(self, session: int, cameras: Sequence[str]) -> None:
+        self._topics.pop(session, None)
         self._topics[session] = image_topics(session, cameras)
+        if len(self._topics) > MOST_SESSIONS:  # the closing of the oldest one is lost
+            del self._topics[next(iter(self._topics))]
+
+    def close(self, session: int) -> None:
+        self._topics.pop(session, None)
 
     def add(self, topic: str, message: Message) -> None:
         if self._bytes > MOST_WAITING:
@@ -229,7 +245,11 @@ def _session_record(data: bytes) -> AnySessionRecord | None:
     try:
         return _RECORDS.decode(data)
     except msgspec.ValidationError:
+        pass
+    try:
         fields = msgspec.json.decode(data)
+    except _UNREADABLE:
+        return None
     schema = fields.get("schema") if isinstance(fields, dict) else None
     named = (("state", math.nan), ("values", math.nan), ("low", -math.inf), ("high", math.inf))
     for part, (name, unknown) in product((fields, schema), named):

@@ -131,6 +131,53 @@ def test_hostile_lengths_are_damage_and_ask_for_no_memory(tmp_path, name):
     assert isinstance(found, Damage) and found.offset == len(start) and found.text
 
 
+def _channel(number: int, topic: str) -> bytes:
+    return _record(4, struct.pack("<HH", number, 0) + _text(topic.encode()) + _text(b"json") + struct.pack("<I", 0))
+
+
+def _message(data: bytes) -> bytes:
+    return _record(5, struct.pack("<HIQQ", 1, 0, 1, 1) + data)
+
+
+_FACTS = _record(0xC, _text(b"edgeflow") + _text(_text(b"format") + _text(b"1")))
+_OPENED = b'{"kind":"opened","record_number":0,"time_ns":1,"session":1,"source":"","cameras":[%s]}'
+_CLOSED = b'{"kind":"closed","record_number":%d,"time_ns":1,"session":1%s}'
+HOSTILE_JSON = {
+    "no text": _CLOSED % (1, b',"reason":"\xff"'),
+    "no text in an unknown field": _CLOSED % (1, b',"unknown":"\xff"'),
+    "nested": _CLOSED % (1, b',"unknown":' + b"[" * 100_000 + b"]" * 100_000),
+    "number": _CLOSED % (1, b',"unknown":' + b"9" * 100_000),
+    "cameras": _OPENED % b",".join([b'{"name":"a"}'] * 20_000),
+    "large": _CLOSED % (1, b" " * (17 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_JSON)
+def test_hostile_records_are_damage_or_left_out(tmp_path, name):
+    path = tmp_path / "file.mcap"
+    records = _channel(1, TOPIC) + _message(_CLOSED % (0, b"")) + _message(HOSTILE_JSON[name])
+    path.write_bytes(MAGIC + _FACTS + _chunk(records, len(records)))
+    recording = Recording([path])
+    assert len(list(recording.sessions())) <= 2
+    (found,) = recording.damage
+    assert "cannot be read" in found.text or (name == "number" and "has no end" in found.text)
+
+
+def test_long_topics_are_not_kept(tmp_path):
+    records = b"".join(_channel(number, f"/{number}/images/{'x' * 900_000}") for number in range(100))
+    chunk = _chunk(zstandard.compress(records), len(records), b"zstd")
+    chunk = chunk.replace(struct.pack("<I", zlib.crc32(zstandard.compress(records))), bytes(4), 1)  # no checksum
+    path = tmp_path / "file.mcap"
+    path.write_bytes(MAGIC + _FACTS + chunk)
+    recording = Recording([path])
+    tracemalloc.start()
+    try:
+        assert not list(recording.records(TOPIC)) and "has no end" in recording.damage[0].text
+        assert tracemalloc.get_traced_memory()[1] < 3 * len(records) // 2
+    finally:
+        tracemalloc.stop()
+
+
 def test_what_is_no_recording_is_rejected(tmp_path):
     (tmp_path / "notes.mcap").write_bytes(b"notes")
     with pytest.raises(InvalidArgument, match=r"notes.mcap is not a recording by edgeflow"):
