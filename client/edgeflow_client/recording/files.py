@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import foxglove
 from foxglove.mcap import MCAPCompression, MCAPWriteOptions
 
 from edgeflow_client.clock import Clock, MonotonicClock
+from edgeflow_client.files import open_regular
 from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
 from edgeflow_client.recording.records import FACTS, FORMAT
 from edgeflow_client.recording.runs import file_name, recorded_files
@@ -23,7 +26,8 @@ LEAST_FILES = 4  # within the budget, so that deleting one leaves most of it
 
 
 class RecordingFile:
-    """A file as foxglove-sdk writes to it. The first error is kept, and what follows is discarded.
+    """A file as foxglove-sdk writes to it, locked until it is closed. The first error is kept, and what follows is
+    discarded.
 
     If a write raised, the SDK would log every later message as an error.
     """
@@ -33,6 +37,8 @@ class RecordingFile:
         self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._status = os.fstat(self._descriptor)
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._buffer = bytearray()
         self.bytes = self.whole_bytes = 0  # taken; taken when all of them were whole records, and written
         self.error: OSError | None = None
@@ -189,29 +195,49 @@ class RecordingFiles:
         self.close()
 
     def _make_room(self) -> None:
-        """Delete the oldest files until budget and free space are kept; OSError if the space cannot be."""
+        """Delete the oldest files until budget and free space are kept; OSError if the space cannot be.
+
+        Files that other recorders write stay, and so does all that cannot be deleted.
+        """
         self._room_ns = self._clock.now_ns()
         least = self._settings.least_free_bytes
-        others = recorded_files(self._directory)
-        if self._file is not None:
-            others = [path for path in others if path.name != self._file.path.name]
-        size = (self._file.bytes if self._file is not None else 0) + sum(_size(path) for path in others)
-        while size > self._settings.budget_bytes or self._free_bytes() < least:
-            if not others:
-                if self._free_bytes() < least:
-                    raise OSError(errno.ENOSPC, f"less than {least / 1e9:.1f} GB are free on its disk")
+        paths = recorded_files(self._directory)
+        own = self._file.path.name if self._file is not None else ""
+        others = [(path, size) for path in paths if path.name != own and (size := _size(path)) is not None]
+        total = (self._file.bytes if self._file is not None else 0) + sum(size for _, size in others)
+        for path, size in others:
+            if total <= self._settings.budget_bytes and self._free_bytes() >= least:
                 return
-            oldest = others.pop(0)
-            size -= _size(oldest)
-            oldest.unlink(missing_ok=True)
-            self._tell(RecorderNews("deleted", f"deleted {oldest}, the oldest recording, to make room", str(oldest)))
+            if not _is_written(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    total -= size
+                    self._tell(
+                        RecorderNews("deleted", f"deleted {path}, the oldest recording, to make room", str(path))
+                    )
+        if self._free_bytes() < least:
+            raise OSError(errno.ENOSPC, f"less than {least / 1e9:.1f} GB are free on its disk")
 
     def _free_bytes(self) -> int:
         disk = os.statvfs(self._directory)
         return disk.f_bavail * disk.f_frsize
 
 
-def _size(path: Path) -> int:
+def _size(path: Path) -> int | None:
+    """The bytes of a file; None for anything else, a link among it."""
     with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
+        status = path.lstat()
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+    return None
+
+
+def _is_written(path: Path) -> bool:
+    """True if a recorder has this file open."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False

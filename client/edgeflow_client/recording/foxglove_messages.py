@@ -46,7 +46,7 @@ from edgeflow_client.recording.records import (
 )
 from edgeflow_client.types import CameraSpec, Command, Disposition, ImageFormat
 
-MOST_SESSIONS = 4096  # open ones; more are those whose end was lost
+MOST_SESSIONS = 1024  # open ones; more are those whose end was lost
 MOST_TEXT = 2000  # characters of a line
 THUMBNAIL = (160, 160)  # pixels at most
 THUMBNAIL_NS = 200_000_000  # between two of a camera
@@ -63,6 +63,12 @@ class SessionMessages:
         """cameras: "none", "thumbnails" or "all"."""
         self._context, self._cameras = context, cameras
         self._sessions: dict[int, _Session] = {}
+        self._closed_channels = 0
+
+    @property
+    def channels(self) -> int:
+        """Channels that were made, closed ones included."""
+        return self._closed_channels + sum(session.channels for session in self._sessions.values())
 
     def log(self, record: AnySessionRecord, payload: memoryview) -> None:
         """Log the messages of a record. payload: the images of a frame."""
@@ -79,7 +85,9 @@ class SessionMessages:
 
     def _close(self, session: int) -> None:
         if session in self._sessions:
-            self._sessions.pop(session).close()
+            closed = self._sessions.pop(session)
+            self._closed_channels += closed.channels
+            closed.close()
 
 
 class _Session:
@@ -101,6 +109,10 @@ class _Session:
         )
         self._state_has_pose = set(_POSITION) <= set(self._state_names)
         self._action_has_pose = not self._state_has_pose and set(_POSITION) <= absolute
+
+    @property
+    def channels(self) -> int:
+        return len(self._channels)
 
     def log(self, record: AnySessionRecord, payload: memoryview) -> None:
         stamp = record.time_ns

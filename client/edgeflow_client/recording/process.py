@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import foxglove
@@ -31,6 +32,8 @@ LOOK_S = 0.02
 FLUSH_S = 0.5
 DRAIN_S = 2.0  # at the end, for producers that still write
 NICENESS = 10
+OOM_SCORE = 1000  # killed first when memory runs out: the next process finds the records in their rings
+MOST_CHANNELS = 30_000  # made while a file is written: MCAP numbers those of a file with 16 bits
 BACKLOG = 64  # messages that wait for a slow viewer, images among them
 LOOPBACK = "127.0.0.1"
 _NO_IMAGES = memoryview(b"")
@@ -50,9 +53,10 @@ class RecorderProcess:
         self._ends: dict[str, int] = {}  # what may be released once it is written
         self._most_bytes = job.settings.buffer_bytes // 4
         self._logged = self._logged_bytes = self._lost = 0
+        self._channels_before = 0  # made before this file
         self._flushed_at = time.monotonic()
         self._closing = False
-        self._server = self._serve() if job.settings.live_port is not None else None
+        self._server = self._serve() if job.settings.live_port is not None else None  # serves until it is garbage
         for topic, kept in self._kept:
             self._log_messages(topic, kept.head, _NO_IMAGES)
 
@@ -84,11 +88,13 @@ class RecorderProcess:
             self._rings[topic].release(end)
         self._ends.clear()
         self._logged = self._logged_bytes = 0
+        if self._files is not None and self._messages.channels - self._channels_before >= MOST_CHANNELS:
+            self._files.close()
         if self._files is not None and self._files.due and not self._closing:
             self._begin(self._files)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write what is left, and close the file. The socket ends with the process: `stop` waits for slow viewers."""
         until, idle = time.monotonic() + DRAIN_S, 0
         while idle < 2 and time.monotonic() < until:  # a look takes what the one before saw
             idle = 0 if self.step() else idle + 1
@@ -97,13 +103,12 @@ class RecorderProcess:
         self.flush()
         if self._files is not None:
             self._files.close()
-        if self._server is not None:
-            self._server.stop()
 
     def _begin(self, files: RecordingFiles) -> None:
         counter = self._kept.files
         self._kept.files = counter + 1
         self._kept.save()  # a successor takes the next one, however soon
+        self._channels_before = self._messages.channels
         if files.begin(counter):
             for topic, kept in self._kept:
                 self._log_own(topic, kept.number, msgspec.msgpack.decode(kept.head))
@@ -169,6 +174,8 @@ def main() -> int:
     with contextlib.suppress(AttributeError, OSError):
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # its parent may have a real-time priority
     os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     foxglove.set_log_level("CRITICAL")
     descriptor = int(sys.argv[1])
     job = msgspec.json.decode(os.pread(descriptor, os.fstat(descriptor).st_size, 0), type=RecorderJob)

@@ -101,6 +101,12 @@ class RecordRing:
             self._set(_WRITTEN, start + size)
             return True
 
+    def lose(self) -> None:
+        """Count a record as lost that could not be made."""
+        with self._lock:
+            self._set(_NEXT, self._counter(_NEXT) + 1)
+            self._set(_LOST, self._counter(_LOST) + 1)
+
     def _place(self, size: int) -> int | None:
         """Where a record of this size begins; None if there is no room."""
         written, released = self._counter(_WRITTEN), self._counter(_RELEASED)
@@ -120,10 +126,18 @@ class RecordRing:
         return self._counter(_WRITTEN) - self._counter(_RELEASED)
 
     def look(self) -> Iterator[RingRecord]:
-        """The records that had been written at the previous look and were not read. ValueError if they are damaged."""
+        """The records that had been written at the previous look and were not read.
+
+        What is damaged, by a stray write of its writer's process, is skipped, with all that was written until then.
+        """
         until, self._seen = self._seen, self._counter(_WRITTEN)
         while self._read < until:
-            yield self._next(until)
+            try:
+                record = self._next(until)
+            except ValueError:
+                self._read = until
+                return
+            yield record
 
     def _next(self, until: int) -> RingRecord:
         at, rest = self._read % self.capacity, self.capacity - self._read % self.capacity

@@ -69,7 +69,10 @@ class PassRecorder:
     def write(self, kind: type[PassRecord], **fields: Any) -> None:
         """Write a record of the present moment; it is lost if the ring has no room."""
         self._time_ns = max(time.time_ns(), self._time_ns + 1)
-        self._ring.put(self._encoder.encode(kind(time_ns=self._time_ns, **fields)))
+        try:
+            self._ring.put(self._encoder.encode(kind(time_ns=self._time_ns, **fields)))
+        except Exception:  # a record that cannot be made costs no worker
+            self._ring.lose()
 
 
 class ListeningPlanner:

@@ -183,7 +183,10 @@ class SessionRecorder(SessionObserver):
         return rate_hz * HEAD_BYTES + (THUMBNAIL_BYTES_PER_S * len(cameras) if self._images else 0)
 
     def _put(self, record: SessionRecord, images: tuple[Payload, ...] = ()) -> None:
-        self._ring.put(ENCODER.encode(record), images)
+        try:
+            self._ring.put(ENCODER.encode(record), images)
+        except Exception:  # a record that cannot be made costs no robot its session
+            self._ring.lose()
 
 
 def recorded_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:

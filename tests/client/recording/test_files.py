@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import resource
 import shutil
@@ -75,6 +76,23 @@ def test_the_oldest_files_are_deleted_and_others_stay(tmp_path):
     size = sum(path.stat().st_size for path in tmp_path.glob("edgeflow-20*.mcap"))
     assert 40_000 < size <= 100_000
     assert "ffffffff" not in "".join(path.name for path in tmp_path.iterdir())
+
+
+def test_what_another_recorder_writes_and_what_is_no_file_stays_and_is_no_obstacle(tmp_path):
+    names = [f"edgeflow-20200101T00000{second}-ffffffff-0000.mcap" for second in range(4)]
+    other = RecordingFile(tmp_path / names[0])
+    other.write(bytes(50_000))
+    other.flush()
+    (tmp_path / names[1]).mkdir()
+    (tmp_path / names[2]).symlink_to("/dev/zero")
+    (tmp_path / names[3]).write_bytes(bytes(50_000))
+    writer = _Writer(tmp_path, budget_bytes=20_000)
+    assert writer.write()
+    assert writer.kinds == ["deleted", "file"] and names[3] in writer.news[0][1]
+    assert [name for name in names if os.path.lexists(tmp_path / name)] == names[:3]
+    other.close()
+    writer.clock.advance_ns(ROOM_NS)
+    assert writer.write() and not (tmp_path / names[0]).exists()
 
 
 def test_without_free_space_recording_ends_is_told_once_and_goes_on_when_there_is_some(tmp_path, monkeypatch):

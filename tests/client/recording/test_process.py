@@ -83,6 +83,20 @@ def test_what_cannot_be_written_is_lost_counted_and_not_in_the_way(tmp_path):
     assert [record.number for record in Recording.open(tmp_path / "recordings").records(TOPIC)] == [0, 2]
 
 
+def test_many_sessions_begin_another_file_before_its_channels_run_out(tmp_path, monkeypatch):
+    monkeypatch.setattr("edgeflow_client.recording.process.MOST_CHANNELS", 20)
+    recorder = OwnRecorder(tmp_path)
+    records = [each for session in range(1, 13) for each in (opening(session), frame(1, session), closing(session))]
+    for record in records:
+        recorder.put(record)
+        recorder.write()
+    recorder.close()
+    assert len(list(tmp_path.iterdir())) == 3
+    found = recorded(tmp_path)
+    assert [record for record, _ in found] == records
+    assert all(images == (RAW, JPEG) for _, images in found[1::3])
+
+
 def test_records_between_two_files_are_in_the_second(tmp_path):
     recorder = OwnRecorder(tmp_path, rotate_bytes=1, buffer_bytes=1 << 16)
     recorder.put(opening())

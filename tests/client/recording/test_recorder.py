@@ -170,6 +170,24 @@ def test_what_is_recorded_is_live_on_the_loopback_interface(record, eventually):
             missing -= {channel["topic"] for channel in message.get("channels", ())}
 
 
+def test_a_viewer_that_does_not_read_holds_nothing_up(record, eventually):
+    recorder, news = record(live_port=0)
+    eventually(lambda: _told(news, "live"))
+    ring, large = recorder.ring(TOPIC), bytes(500_000)
+    put(ring, opening())
+    put(ring, frame(1, images=(RAW, large)), (RAW, large))
+    (address,) = (each.path for each in news if each.kind == "live")
+    with connect(address, subprotocols=["foxglove.sdk.v1"], max_queue=1, close_timeout=0.1) as viewer:
+        subscriptions = [{"id": number, "channelId": number} for number in range(1, 20)]
+        viewer.send(json.dumps({"op": "subscribe", "subscriptions": subscriptions}))
+        for seq in range(2, 80):
+            put(ring, frame(seq, images=(RAW, large)), (RAW, large))
+            while seq == 2 and isinstance(viewer.recv(timeout=30), str):  # until it is subscribed
+                pass
+        recorder.stop()
+        assert recorder._process.returncode == 0 and recorder.lost == 0
+
+
 def test_a_port_in_use_is_told_and_recording_goes_on(record, tmp_path, eventually):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         recorder, news = record(live_port=taken.getsockname()[1])

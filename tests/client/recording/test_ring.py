@@ -79,6 +79,18 @@ def test_another_process_reads_while_one_writes() -> None:
     assert heads == list(range(count))
 
 
+def test_what_is_damaged_is_skipped_and_a_record_that_could_not_be_made_is_lost() -> None:
+    ring = RecordRing.make(LEAST_BYTES)
+    for _ in range(3):
+        ring.put(b"head", (bytes(100),))
+    os.pwrite(ring.descriptor, b"\xff\xff\xff\x7f", HEADER_BYTES + 120)  # the length of the second one
+    assert [number for number, *_ in _read(ring)] == [0]
+    ring.lose()
+    ring.put(b"later")
+    assert _read(ring) == [(4, b"later", b"")] and ring.lost == 1
+    assert not ring.waiting_bytes
+
+
 def test_memory_that_is_no_ring_is_rejected(tmp_path: Path) -> None:
     with (tmp_path / "short").open("wb+") as file:
         file.truncate(HEADER_BYTES + 8)

@@ -10,7 +10,7 @@ from edgeflow.contract import Pace
 from edgeflow.engine.control.loop import ControlLoop
 from edgeflow.engine.control.recording import PassRecorder
 from edgeflow.ipc.messages import FrameResult, Message, OpenSession, SubmitFrame
-from edgeflow.pass_records import AnyPassRecord, EngineRecord, LaunchRecord, pass_schema
+from edgeflow.pass_records import AnyPassRecord, EngineRecord, LaunchRecord, ResetRecord, pass_schema
 from edgeflow.scheduler.scheduler import Scheduler
 from edgeflow.worker.build import build_engine
 from edgeflow.worker.facts import engine_facts
@@ -55,6 +55,14 @@ def test_a_full_ring_loses_records_and_no_answers():
     assert times == sorted(set(times))
     launched = [each.planned.number for each in records if isinstance(each, LaunchRecord) and each.planned]
     assert launched == list(range(len(launched)))
+
+
+def test_a_record_that_cannot_be_made_is_lost():
+    ring = RecordRing.make(LEAST_BYTES)
+    with torch.no_grad():
+        recorder = PassRecorder(ring, engine_facts(CONFIG, build_engine(CONFIG)))
+    recorder.write(ResetRecord, session=1, epoch=1 << 70)
+    assert ring.lost == 1
 
 
 def test_facts_have_the_engine_and_no_secrets():

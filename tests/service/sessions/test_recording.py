@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.sessions.frames import NoticeEvent
 from edgeflow.service.sessions.recording import SessionRecorder
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.recording.records import (
@@ -99,6 +100,14 @@ async def test_a_stream_is_recorded_as_it_was(checkpoint, ring: RecordRing):
     assert outcomes == [(1, Disposition.ACTED), (2, Disposition.ACTED), (2, Disposition.REJECTED)]
     assert [each.notice for each, _ in records if isinstance(each, RecordedNotice)] == ["epoch"]
     assert isinstance(records[-1][0], RecordedClosing) and records[-1][0].reason == "client_closed"
+
+
+def test_a_record_that_cannot_be_made_is_lost_and_costs_its_session_nothing(ring: RecordRing):
+    observer = recorder(ring)
+    observer.notified(1, NoticeEvent("drain", 1, text="\ud800"))
+    observer.notified(1, NoticeEvent("drain", 1, text="now"))
+    ((record, _),) = taken(ring)
+    assert isinstance(record, RecordedNotice) and record.text == "now" and ring.lost == 1
 
 
 async def test_hold_is_recorded(checkpoint, ring: RecordRing):
