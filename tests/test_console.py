@@ -42,6 +42,13 @@ def test_a_table_is_folded_and_not_cut():
     assert "".join(map(str.strip, cells)) == "m=512|h=4|kv=4|d=32"
 
 
+def test_texts_of_robots_and_files_cannot_command_the_terminal(capsys):
+    table = FoldingTable("\x1b[2J", title="\x9b2J")
+    table.add_row("\x1b]0;title\x07 two\nlines")
+    terminal.table_console().print(table)
+    assert not set(capsys.readouterr().out) & {*map(chr, terminal.CONTROL)}
+
+
 def test_every_table_is_a_folding_one():
     sources = [path for top in (PACKAGE, CLIENT) for path in top.rglob("*.py")]
     assert [path for path in sources if "rich.table" in path.read_text()] == [Path(terminal.__file__)]

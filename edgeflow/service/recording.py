@@ -49,7 +49,7 @@ class ServiceRecording:
             raise ConfigError(f"recording.directory: {error}") from None
         except OSError as error:
             raise StartError(f"recording: no memory for records that are not written yet: {error.strerror}") from None
-        wall = wall_clock()
+        wall = wall_clock(self._recorder.ring(TOPIC))
         self.observer = SessionRecorder(
             self._recorder.ring(TOPIC),
             model=config.alias,

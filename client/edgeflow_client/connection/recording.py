@@ -115,7 +115,8 @@ class RobotRecording:
             self._recorder = Recorder(self._settings, {TOPIC: schema}, _tell)
         except OSError as error:
             raise ConfigError(f"record: no memory to record to: {error.strerror}") from None
-        self._ring, self._wall_ns = self._recorder.ring(TOPIC), wall_clock()
+        self._ring = self._recorder.ring(TOPIC)
+        self._wall_ns = wall_clock(self._ring)
         self._process = os.getpid()
         self._recorder.start()
 

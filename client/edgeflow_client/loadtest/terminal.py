@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 from typer.core import TyperCommand
 
@@ -20,6 +21,8 @@ OF_THE_SYSTEM = (
 )
 """A full or broken disk, a reader that has gone, no more descriptors, memory or processes."""
 WIDE = 140  # columns of tables that go to a file or a pipe
+CONTROL = dict.fromkeys(each for each in (*range(32), *range(127, 160)) if each != ord("\n"))
+"""Characters that a terminal may take as commands, for `str.translate`."""
 
 
 def settings_of(
@@ -68,7 +71,15 @@ def _option_names(keys: Sequence[str]) -> dict[str, str]:
 
 def table_console() -> Console:
     """A console for results on standard output: as wide as the terminal, or WIDE columns elsewhere."""
-    return Console(width=None if sys.stdout.isatty() else WIDE)
+    return _HarmlessConsole(width=None if sys.stdout.isatty() else WIDE)
+
+
+class _HarmlessConsole(Console):
+    """A console that leaves out the control characters of texts, which may be those of a robot or a file."""
+
+    def render(self, *given: Any, **options: Any) -> Iterable[Segment]:
+        for segment in super().render(*given, **options):
+            yield segment if segment.control else Segment(segment.text.translate(CONTROL), segment.style)
 
 
 class FoldingTable(Table):
@@ -125,7 +136,7 @@ def _cannot_go_on(name: str, error: OSError) -> int:
 
 def _fail(name: str, text: str, code: int) -> int:
     try:
-        print(f"{name}:", " ".join(text.split()), file=sys.stderr)
+        print(f"{name}:", " ".join(text.split()).translate(CONTROL), file=sys.stderr)
     except OSError:  # a full disk or a closed pipe: the exit code says it too
         sys.stderr = None
     return code

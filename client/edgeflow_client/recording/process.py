@@ -68,9 +68,8 @@ class RecorderProcess:
         for topic, ring in self._rings.items():
             for record in ring.look():
                 count += 1
-                self._log(topic, record.number, record.head, record.payload)
+                self._logged += self._log(topic, record.number, record.head, record.payload)
                 self._ends[topic] = record.end
-                self._logged += 1
                 self._logged_bytes += len(record.head) + len(record.payload)
                 if self._logged_bytes >= self._most_bytes:  # before the ring is full
                     self.flush()
@@ -113,15 +112,17 @@ class RecorderProcess:
             for topic, kept in self._kept:
                 self._log_own(topic, kept.number, msgspec.msgpack.decode(kept.head))
 
-    def _log(self, topic: str, number: int, head: bytes, payload: memoryview) -> None:
+    def _log(self, topic: str, number: int, head: bytes, payload: memoryview) -> bool:
+        """Log a record; False if it cannot be, and is lost."""
         try:
             self._log_messages(topic, head, payload)  # first: who reads the frame has its images already
             record = msgspec.msgpack.decode(head)
             self._log_own(topic, number, record)
         except Exception:  # no record may end the recording: the next process would find it again
             self._count_lost(1)
-            return
+            return False
         self._kept.add(topic, number, head, record)
+        return True
 
     def _log_messages(self, topic: str, head: bytes, payload: memoryview) -> None:
         if topic == TOPIC:

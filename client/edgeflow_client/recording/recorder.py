@@ -24,6 +24,7 @@ from typing import IO, cast
 import msgspec
 
 from edgeflow_client.errors import ConfigError, DependencyError
+from edgeflow_client.recording.records import TOPIC
 from edgeflow_client.recording.ring import RecordRing, memory_file
 
 CAMERA_CHOICES = ("none", "thumbnails", "all")
@@ -56,7 +57,9 @@ class RecorderSettings(msgspec.Struct, frozen=True, kw_only=True):
     rotate_s: float = 600.0
     """Seconds after which a new file begins."""
     buffer_bytes: int = 64 << 20
-    """Memory of each ring, for records that are not written yet."""
+    """Memory for records of sessions that are not written yet. Rings of other topics, which have no images, take a
+    quarter of it.
+    """
 
 
 class RecorderJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +99,13 @@ class Recorder:
     ) -> None:
         """Make the rings and check the directory.
 
-        schemas: JSON schema of each topic's records. tell: called from the recorder's thread. ConfigError for settings
-        that cannot be, DependencyError without the extra `record`, OSError without memory.
+        schemas: JSON schema of each topic's records. tell: called from the recorder's thread, and from `stop`.
+        ConfigError for settings that cannot be, DependencyError without the extra `record`, OSError without memory.
         """
         check_recorder(settings)
         self._tell = tell
-        self._rings = {topic: RecordRing.make(settings.buffer_bytes) for topic in schemas}
+        bytes_of = {TOPIC: settings.buffer_bytes}
+        self._rings = {topic: RecordRing.make(bytes_of.get(topic, settings.buffer_bytes // 4)) for topic in schemas}
         self._memory = [memory_file() for _ in range(3)]  # the job, and two for kept records
         self.run = os.urandom(4).hex()
         job = RecorderJob(
@@ -150,6 +154,9 @@ class Recorder:
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
             self._thread.join(LOOK_S)  # and no longer: a dead disk may hold the process for ever
+        left = sum(ring.waiting_bytes for ring in self._rings.values())
+        if left and not stopped:
+            self._tell(RecorderNews("lost", f"{left / 1e6:.1f} MB of records were not written in time", lost=self.lost))
         if not stopped and not self._thread.is_alive():
             for descriptor in self._memory:
                 os.close(descriptor)
@@ -279,12 +286,12 @@ def check_recorder(settings: RecorderSettings) -> None:
         ) from None
 
 
-def wall_clock() -> Callable[[int], int]:
+def wall_clock(ring: RecordRing) -> Callable[[int], int]:
     """A function from monotonic nanoseconds to nanoseconds since 1970, each greater than the one before.
 
-    The offset stays as it was at the start: when the system's clock is set, the times of a recording go on.
+    The offset is that of the ring: when the system's clock is set, the times of a recording go on.
     """
-    offset_ns = time.time_ns() - time.monotonic_ns()
+    offset_ns = ring.epoch_ns
     lock, last_ns = threading.Lock(), 0
 
     def wall_ns(monotonic_ns: int) -> int:

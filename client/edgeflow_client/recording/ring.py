@@ -12,6 +12,7 @@ import os
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ _COUNTER = struct.Struct("=Q")
 _PREFIX = struct.Struct("=IIQ")  # bytes of the head, bytes of the payload, number
 _WRAP = 0xFFFFFFFF  # instead of the bytes of a head: the rest up to the end is unused
 _WRITTEN, _RELEASED, _NEXT, _LOST = 0, 128, 256, 384  # offsets of the counters, each in a cache line of its own
+_EPOCH = 512  # offset of `epoch_ns`
+_KEPT_FREE = 16  # a part of so many is for records without payload
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,20 @@ class RecordRing:
             os.ftruncate(descriptor, size)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptor, 0, size)  # now: without memory, writing would raise SIGBUS
-            return cls(descriptor)
+            ring = cls(descriptor)
+            ring._set(_EPOCH, time.time_ns() - time.monotonic_ns())
+            return ring
         except BaseException:
             os.close(descriptor)
             raise
+
+    @property
+    def epoch_ns(self) -> int:
+        """Nanoseconds since 1970 at the zero of the monotonic clock, by the system's clock when the ring was made.
+
+        Whoever writes takes times from it, so that they agree when that clock is set between two writers.
+        """
+        return self._counter(_EPOCH)
 
     # The writer's side.
 
@@ -79,13 +92,16 @@ class RecordRing:
         return self._counter(_LOST)
 
     def put(self, head: bytes, parts: Sequence[bytes | memoryview] = ()) -> bool:
-        """Write a record; False if there is no room, and it is lost."""
+        """Write a record; False if there is no room, and it is lost.
+
+        The last room is for records without parts: images that come too fast cost no openings.
+        """
         length = sum(map(len, parts))
         size = _aligned(_PREFIX.size + len(head) + length)
         with self._lock:
             number = self._counter(_NEXT)
             self._set(_NEXT, number + 1)
-            start = self._place(size)
+            start = self._place(size, self.capacity - (self.capacity // _KEPT_FREE if length else 0))
             if start is None:
                 self._set(_LOST, self._counter(_LOST) + 1)
                 return False
@@ -107,12 +123,12 @@ class RecordRing:
             self._set(_NEXT, self._counter(_NEXT) + 1)
             self._set(_LOST, self._counter(_LOST) + 1)
 
-    def _place(self, size: int) -> int | None:
-        """Where a record of this size begins; None if there is no room."""
+    def _place(self, size: int, most: int) -> int | None:
+        """Where a record of this size begins; None if more than so many bytes would wait then."""
         written, released = self._counter(_WRITTEN), self._counter(_RELEASED)
         rest = self.capacity - written % self.capacity
         start = written if size <= rest else written + rest
-        if start + size - released > self.capacity:
+        if start + size - released > most:
             return None
         if start != written:
             struct.pack_into("=I", self._map, HEADER_BYTES + written % self.capacity, _WRAP)

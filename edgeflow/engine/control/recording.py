@@ -37,6 +37,7 @@ from edgeflow.scheduler.cost import PassSample
 from edgeflow.scheduler.plan import Departure, Frame, FrameRef, Outcome, Pass
 from edgeflow.scheduler.scheduler import PassPlanner, SchedulerCounts
 from edgeflow.scheduler.turns import TokenBucket
+from edgeflow_client.recording.recorder import wall_clock
 from edgeflow_client.recording.ring import RecordRing
 from edgeflow_client.trajectory import ChunkReport
 
@@ -52,7 +53,7 @@ class PassRecorder:
     def __init__(self, ring: RecordRing, facts: EngineFacts) -> None:
         self._ring = ring
         self._encoder = msgspec.msgpack.Encoder()
-        self._time_ns = 0
+        self._wall_ns = wall_clock(ring)
         self.write(EngineRecord, facts=facts)
 
     def loop(
@@ -68,9 +69,9 @@ class PassRecorder:
 
     def write(self, kind: type[PassRecord], **fields: Any) -> None:
         """Write a record of the present moment; it is lost if the ring has no room."""
-        self._time_ns = max(time.time_ns(), self._time_ns + 1)
+        time_ns = self._wall_ns(time.monotonic_ns())
         try:
-            self._ring.put(self._encoder.encode(kind(time_ns=self._time_ns, **fields)))
+            self._ring.put(self._encoder.encode(kind(time_ns=time_ns, **fields)))
         except Exception:  # a record that cannot be made costs no worker
             self._ring.lose()
 

@@ -17,16 +17,18 @@ import torch
 from edgeflow.config.service import ServiceConfig
 from edgeflow.engine.control.warmup import warm_up
 from edgeflow.engine.graphs import record_passes
+from edgeflow.hub import cached
 from edgeflow.lab.progress import Report
 from edgeflow.lab.recordings.exact_report import ExactReport, machine_differences
 from edgeflow.lab.recordings.pass_replay import PassReplay
 from edgeflow.lab.recordings.pixels import RecordedPixels
+from edgeflow.model_paths import is_hub_id
 from edgeflow.models.checkpoint import fingerprint
 from edgeflow.pass_records import PASS_TOPIC, AnyPassRecord, EngineFacts, EngineRecord
 from edgeflow.version import __version__
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.facts import engine_facts
-from edgeflow_client.errors import CheckpointError, ConfigError, FailedPrecondition
+from edgeflow_client.errors import CheckpointError, ConfigError, EdgeflowError, FailedPrecondition
 from edgeflow_client.recording.reader import Recording
 
 SHOWN_EVERY = 100  # records
@@ -51,7 +53,8 @@ def replay_exactly(recording: Recording, model: str | None = None, progress: Rep
     config = engine_config(first, model)
     if progress is not None:
         progress("loading", 0, 1)
-    _check_model(first, config.model, fingerprint(_model_path(config), config.policy.settings))
+    path = _model_path(config, named=model is None)
+    _check_model(first, config.model, fingerprint(path, config.policy.settings))
     return replay_on(ready_engine(config), config, recording, progress)
 
 
@@ -76,11 +79,24 @@ def replay_on(
             replay.lose()
         last = number
         with torch.no_grad():
-            if record is not None and not replay.step(record):
+            if record is not None and not _stepped(replay, record, number):
                 break
         if progress is not None and done % SHOWN_EVERY == 0:
             progress("replaying", done, 0)
     return report
+
+
+def _stepped(replay: PassReplay, record: AnyPassRecord, number: int) -> bool:
+    """Replay a record; False if the replay cannot go on, FailedPrecondition where the engine cannot do what it says."""
+    try:
+        return replay.step(record)
+    except EdgeflowError:
+        raise
+    except Exception as error:
+        raise FailedPrecondition(
+            f"record {number} of passes does not fit its model ({type(error).__name__}): the file is damaged",
+            field="recording",
+        ) from error
 
 
 def engine_config(facts: EngineFacts, model: str | None = None) -> ServiceConfig:
@@ -111,9 +127,17 @@ def ready_engine(config: ServiceConfig) -> BuiltEngine:
     return built
 
 
-def _model_path(config: ServiceConfig) -> Path:
-    """The checkpoint; CheckpointError where it is not here."""
+def _model_path(config: ServiceConfig, *, named: bool) -> Path:
+    """The checkpoint; CheckpointError where it is not here.
+
+    named: only the recording names it. Then nothing is fetched: whoever wrote the file does not choose downloads.
+    """
     path = Path(config.model)
+    if named and is_hub_id(config.model) and cached(config.model) is None:
+        raise CheckpointError(
+            f"model: {config.model} is not in the hub's cache: run `edgeflow pull {config.model}`, "
+            "or give its place with --model"
+        )
     if path.is_absolute() and not path.exists():
         raise CheckpointError(f"model: {path} is not here: give its place with --model")
     return config.model_path

@@ -15,12 +15,16 @@ from edgeflow.ipc.messages import SubmitFrame
 from edgeflow.pass_records import HashedFrame
 from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 
+MOST_BYTES = 1 << 30
 WORDS = ("go", "to", "a", "1")
 
 
 def blank(sizes: list[int]) -> tuple[bytes, ...]:
-    """Black images of these heights and widths, flattened."""
-    return tuple(bytes(height * width * CHANNELS) for height, width in zip(sizes[::2], sizes[1::2], strict=True))
+    """Black images of these heights and widths, flattened; ValueError where no service takes such."""
+    lengths = [height * width * CHANNELS for height, width in zip(sizes[::2], sizes[1::2], strict=True)]
+    if sum(lengths) > MOST_BYTES:
+        raise ValueError(f"images of {sum(lengths)} bytes")
+    return tuple(map(bytes, lengths))
 
 
 class StandIns:

@@ -18,6 +18,7 @@ from edgeflow_client.errors import ConfigError
 from edgeflow_client.recording.reader import Recording
 from edgeflow_client.recording.recorder import Recorder, RecorderNews, RecorderSettings, wall_clock
 from edgeflow_client.recording.records import TOPIC
+from edgeflow_client.recording.ring import RecordRing
 from tests.client.recording.written import JPEG, RAW, SCHEMAS, answer, closing, frame, opening, put, recorded
 
 ROOT = Path(__file__).parents[3]
@@ -158,6 +159,15 @@ def test_a_stalled_recorder_costs_records_and_delays_no_producer(record, tmp_pat
     assert [record.seq for record, _ in recorded(tmp_path / "recordings")[1:]] == list(range(1, kept + 1))
 
 
+def test_what_a_recorder_that_hangs_leaves_unwritten_is_told(record, eventually):
+    recorder, news = record()
+    eventually(lambda: _told(news, "file"))
+    os.kill(_pid(recorder), signal.SIGSTOP)
+    put(recorder.ring(TOPIC), opening())
+    recorder.stop(0.1)
+    assert "were not written in time" in news[-1].text and recorder._process.returncode == -signal.SIGKILL
+
+
 def test_what_is_recorded_is_live_on_the_loopback_interface(record, eventually):
     recorder, news = record(directory="", live_port=0)
     eventually(lambda: _told(news, "live"))
@@ -221,8 +231,11 @@ def test_a_directory_that_cannot_be_written_is_an_error_at_once(tmp_path):
         Recorder(RecorderSettings(), SCHEMAS, print)
 
 
-def test_wall_clock_increases_whatever_the_monotonic_one_says():
-    wall_ns = wall_clock()
+def test_wall_clock_increases_whatever_the_clocks_say(monkeypatch):
+    ring = RecordRing.make(1)
+    wall_ns = wall_clock(ring)
     times = [wall_ns(moment) for moment in (10**18, 10**18, 5, 2 * 10**18)]
     assert times == sorted(set(times))
-    assert abs(wall_clock()(time.monotonic_ns()) - time.time_ns()) < 1_000_000_000
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: 0)  # the system's clock is set before another process writes
+    assert abs(wall_clock(RecordRing(ring.descriptor))(time.monotonic_ns()) - now_ns) < 1_000_000_000

@@ -47,6 +47,14 @@ def test_a_full_ring_loses_records_and_numbers_the_next_ones_after_them() -> Non
     assert _read(ring) == [(5, b"later", b"")]
 
 
+def test_the_last_room_is_for_records_without_payload() -> None:
+    ring = RecordRing.make(LEAST_BYTES)
+    while ring.put(b"frame", (bytes(1000),)):
+        pass
+    assert sum(ring.put(b"opened" * 20) for _ in range(25)) == 25
+    assert ring.lost == 1
+
+
 def test_a_successor_reads_what_was_not_released() -> None:
     ring = RecordRing.make(LEAST_BYTES)
     ring.put(b"one")

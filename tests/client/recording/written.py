@@ -37,7 +37,7 @@ SCHEMA = ActionSchema(
     relative=(False,) * 7,
 )
 STATE = StateSpec(name="arm", size=2, elements=("shoulder", "elbow"))
-_wall_ns = wall_clock()
+_wall_ns = wall_clock(RecordRing.make(1))
 
 
 def now_ns() -> int:
