@@ -74,7 +74,10 @@ class RecordingFile:
         if self.error is not None:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self.whole_bytes)
-        os.close(self._descriptor)
+        try:
+            os.close(self._descriptor)
+        except OSError as error:  # network file systems tell some errors only now
+            self.error = self.error or error
 
     @property
     def exists(self) -> bool:
@@ -137,7 +140,8 @@ class RecordingFiles:
         self._began_ns = self._clock.now_ns()
         path = self._file.path
         if not self._write():
-            path.unlink(missing_ok=True)  # nothing is in it, and there may be many tries
+            with contextlib.suppress(OSError):
+                path.unlink()  # nothing is in it, and there may be many tries
             return False
         kind, text = ("recovered", f"recording again, to {path}") if self._failing else ("file", f"recording to {path}")
         self._failing = False
