@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from benchmarks.recording.robots import MemoryRecord, MemoryRecording
+from benchmarks.recording.robots import MemoryRecording
 from edgeflow import model_paths
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace
@@ -27,6 +27,7 @@ from edgeflow.scheduler.plan import FrameRef, Pass, Segment
 from edgeflow.worker.build import BuiltEngine
 from edgeflow.worker.facts import engine_facts
 from edgeflow_client.errors import CheckpointError, FailedPrecondition
+from edgeflow_client.recording.reader import StoredRecord
 
 CONFIG = ServiceConfig(device="cpu", max_sessions=1)
 REF = FrameRef(1, 1, 1)
@@ -41,7 +42,7 @@ def engine() -> tuple[BuiltEngine, EngineFacts]:
 
 def recording(facts: EngineFacts, records: Sequence[AnyPassRecord] = ()) -> MemoryRecording:
     every = [EngineRecord(time_ns=1, facts=facts), *records]
-    return MemoryRecording(passes=[MemoryRecord(at, msgspec.json.encode(each)) for at, each in enumerate(every)])
+    return MemoryRecording(passes=[StoredRecord(at, 0, msgspec.json.encode(each)) for at, each in enumerate(every)])
 
 
 def test_a_model_that_only_a_recording_names_is_not_fetched(monkeypatch):
