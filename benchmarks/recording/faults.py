@@ -129,14 +129,15 @@ def _kill(service: ServiceUnderTest, *, control: bool, recorder: bool) -> None:
 @contextmanager
 def _robots(service: ServiceUnderTest) -> Iterator[list[str]]:
     """Robots beside the context; their report when it has ended."""
-    process = subprocess.Popen(load_words(service.address, RUN_S), stdout=subprocess.PIPE, text=True)
     report: list[str] = []
-    try:
-        yield report
-        report.append(process.communicate(timeout=RUN_S + 30)[0] if alive(service.pid) else "")
-    finally:
-        process.kill()
-        process.wait()
+    with load_words(service.address, RUN_S) as words:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        try:
+            yield report
+            report.append(process.communicate(timeout=RUN_S + 30)[0] if alive(service.pid) else "")
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _recorder(service: ServiceUnderTest) -> int:

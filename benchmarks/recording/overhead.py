@@ -3,30 +3,52 @@
     .venv/bin/python -m benchmarks.recording.overhead --json FILE
 
 Each round measures a service three times, in changing order: twice without recording, and once with every camera. The
-two without are alike, so that the ratio between them is the noise. Four robots send 640x480 JPEG images at 30 Hz.
-Latency is the age of an action when it arrives; control's time is the processor time of its process per frame.
+two without are alike, so that the ratio between them is the noise. Four robots send 640x480 JPEG images at 30 Hz to a
+policy of two tokens. Latency is the age of an action when it arrives. Control's processor time per frame is noisier
+than what recording adds to it, so the calls of the observer are timed by themselves, too: at the same rate, with the
+records of a frame and its answer, beside a recorder that writes them.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import msgspec
+import numpy as np
+from PIL import Image
+
 from benchmarks.chaos.robots import OVERCOMMIT
-from benchmarks.chaos.service import ServiceUnderTest, light_policy
+from benchmarks.chaos.service import ServiceUnderTest
 from benchmarks.command import keep, machine_facts, options
+from edgeflow.contract import Chunk
+from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.observe.log import EventLog
+from edgeflow.service.sessions.frames import ActionEvent, StatusEvent
+from edgeflow.service.sessions.observers import ObservedFrame
+from edgeflow.service.sessions.recording import SessionRecorder
+from edgeflow_client.clock import MonotonicClock
+from edgeflow_client.recording.recorder import Recorder, RecorderSettings, wall_clock
+from edgeflow_client.recording.records import TOPIC, AnySessionRecord
+from edgeflow_client.types import CameraSpec, Command, Disposition, ImageFormat
+from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 ROBOTS, RATE_HZ = 4, 30
+DISTINCT = 16
+"""Images that robots send in turn."""
 SIDES = ("off", "on", "off again")
 SETTLED_S = 1.0
-P99_BAR, CONTROL_BAR_US = 1.05, 20.0
+SCHEMA = msgspec.json.encode(msgspec.json.schema(AnySessionRecord))
+P99_BAR, OBSERVER_BAR_US = 1.05, 20.0
 
 
 def main() -> None:
@@ -34,11 +56,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
-    parser.add_argument("--demo", action="store_true", help="serve the embedded demo instead of a light policy")
     arguments = parser.parse_args()
     rounds, facts = [], machine_facts()
-    with light_policy(ROBOTS) as light:
-        config = {"max_sessions": ROBOTS, **OVERCOMMIT} if arguments.demo else light
+    with tempfile.TemporaryDirectory(prefix="edgeflow-light-") as folder:
+        checkpoint = write_checkpoint(Path(folder), TinySize(actions=2, layers=1, depth=2))
+        config = {"model": str(checkpoint), "mode": "serial", "chat": {"enabled": False}, "max_sessions": ROBOTS}
+        config |= OVERCOMMIT
+        observer_us = _observer_us(arguments.seconds)
         for number in range(arguments.rounds):
             order = SIDES[number % 3 :] + SIDES[: number % 3]
             measured = {side: _measured(config, side, arguments.seconds) for side in order}
@@ -47,6 +71,7 @@ def main() -> None:
     figures = {
         "age_p99_ratio": _spread([each["on"]["age_p99_ms"] / _off(each, "age_p99_ms") for each in rounds]),
         "age_p50_ratio": _spread([each["on"]["age_p50_ms"] / _off(each, "age_p50_ms") for each in rounds]),
+        "observer_us": _spread(observer_us),
         "control_us": _spread([each["on"]["control_us"] - _off(each, "control_us") for each in rounds]),
         "noise_of_age_p99_ratio": _spread(
             [each["off again"]["age_p99_ms"] / each["off"]["age_p99_ms"] for each in rounds]
@@ -57,9 +82,9 @@ def main() -> None:
     }
     for what, figure in figures.items():
         print(f"{what}: median {figure['median']:.3f}, quarters {figure['lower']:.3f} to {figure['upper']:.3f}")
-    met = figures["age_p99_ratio"]["median"] <= P99_BAR and figures["control_us"]["median"] <= CONTROL_BAR_US
-    print(f"bars: p99 ratio {P99_BAR}, control {CONTROL_BAR_US} us per frame: {'met' if met else 'missed'}")
-    bars = {"age_p99_ratio": P99_BAR, "control_us": CONTROL_BAR_US}
+    met = figures["age_p99_ratio"]["median"] <= P99_BAR and figures["observer_us"]["median"] <= OBSERVER_BAR_US
+    print(f"bars: p99 ratio {P99_BAR}, observer {OBSERVER_BAR_US} us per frame: {'met' if met else 'missed'}")
+    bars = {"age_p99_ratio": P99_BAR, "observer_us": OBSERVER_BAR_US}
     keep(arguments.json, {**facts, "rounds": rounds, "figures": figures, "bars": bars})
     raise SystemExit(0 if met else 1)
 
@@ -87,14 +112,61 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
     }
 
 
-def load_words(address: str, seconds: float) -> list[str]:
-    """The command of a load test by these robots."""
+def _observer_us(seconds: float) -> list[float]:
+    """Time of the observer's calls for each frame: the observation, its answer, its outcome."""
+    camera = CameraSpec("camera", 640, 480, ImageFormat.JPEG)
+    frame = CheckedFrame(seq=1, stamp_ns=1, images=(camera_image(0),), state=(0.5,) * 14)
+    seen = ObservedFrame(
+        session=1, frame=frame, epoch=1, instruction="pick", gap_ns=0, unknown_chunk=False, late_chunk=False
+    )
+    chunk = Chunk((0.25,) * 7, 1, 0.0)
+    action = ActionEvent(epoch=1, command=Command.ACT, reason="", valid_for_ms=100, seq=1, stamp_ns=1, chunk=chunk)
+    outcome = StatusEvent(seq=1, disposition=Disposition.ACTED)
+    with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as folder:
+        recorder = Recorder(RecorderSettings(directory=folder), {TOPIC: SCHEMA}, lambda _: None)
+        recorder.start()
+        log = EventLog(MonotonicClock(), io.StringIO())
+        wall = wall_clock(recorder.ring(TOPIC))
+        observer = SessionRecorder(
+            recorder.ring(TOPIC), model="light", cameras="all", now=lambda: wall(time.monotonic_ns()), log=log
+        )
+        found = []
+        for _ in range(round(seconds * ROBOTS * RATE_HZ)):
+            time.sleep(1 / (ROBOTS * RATE_HZ))
+            begun = time.perf_counter_ns()
+            observer.observed(seen)
+            observer.answered(1, action)
+            observer.notified(1, outcome)
+            found.append((time.perf_counter_ns() - begun) / 1000)
+        recorder.stop()
+    return found
+
+
+@contextmanager
+def load_words(address: str, seconds: float) -> Iterator[list[str]]:
+    """The command of a load test by these robots, whose images are as large as a camera's."""
     words = [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--json", "--robots", f"{ROBOTS}"]
-    return [*words, "--rate", f"{RATE_HZ}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
+    words += ["--rate", f"{RATE_HZ}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
+    with tempfile.TemporaryDirectory(prefix="edgeflow-frames-") as folder:
+        for number in range(DISTINCT):
+            (Path(folder) / f"{number:02}.jpg").write_bytes(camera_image(number))
+        yield [*words, "--set", f"frames={folder}"]
+
+
+def camera_image(seed: int) -> bytes:
+    """A 640x480 JPEG of about 50 kB: shades, edges and the noise of a sensor."""
+    random = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:480, :640]
+    scene = 128 + 60 * np.sin((rows + 7 * seed) / 40) + 50 * ((columns // 80 + rows // 60) % 2)
+    pixels = scene[..., None] * (1.0, 0.8, 0.6) + random.normal(0, 4, (480, 640, 3))
+    file = io.BytesIO()
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
 
 
 def _load(address: str, seconds: float) -> dict[str, Any]:
-    done = subprocess.run(load_words(address, seconds), stdout=subprocess.PIPE, check=False)  # 1: the machine was late
+    with load_words(address, seconds) as words:
+        done = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # 1: the machine was late
     total: dict[str, Any] = json.loads(done.stdout)["total"]
     return total
 
