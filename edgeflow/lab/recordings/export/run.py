@@ -161,7 +161,8 @@ def _add(features: dict[str, _Value], name: str, value: _Value, session: StoredS
 
 def _feature(prefix: str, name: str) -> str:
     """The name of a feature, which has no slash."""
-    return (name if name.startswith(prefix) else prefix + name).replace("/", "_")
+    whole = name if name.startswith(prefix) else prefix + name
+    return "".join(each if each.isprintable() and each != "/" else "_" for each in whole)  # it names a folder
 
 
 def _state_feature(name: str) -> str:
