@@ -5,8 +5,7 @@
 Each round measures a service three times, in changing order: twice without recording, and once with every camera. The
 two without are alike, so that the ratio between them is the noise. Four robots send 640x480 JPEG images at 30 Hz to a
 policy of two tokens. Latency is the age of an action when it arrives. Control's processor time per frame is noisier
-than what recording adds to it, so the calls of the observer are timed by themselves, too: at the same rate, with the
-records of a frame and its answer, beside a recorder that writes them; between frames images are decoded.
+than what recording adds to it, so the calls of the observer, in control, are timed by themselves, too.
 """
 
 from __future__ import annotations
@@ -23,24 +22,12 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import msgspec
 import numpy as np
-import simplejpeg
 from PIL import Image
 
 from benchmarks.chaos.robots import OVERCOMMIT
-from benchmarks.chaos.service import ServiceUnderTest
+from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 from benchmarks.command import keep, machine_facts, options
-from edgeflow.contract import Chunk
-from edgeflow.service.observation.requests import CheckedFrame
-from edgeflow.service.observe.log import EventLog
-from edgeflow.service.sessions.frames import ActionEvent, StatusEvent
-from edgeflow.service.sessions.observers import ObservedFrame
-from edgeflow.service.sessions.recording import SessionRecorder
-from edgeflow_client.clock import MonotonicClock
-from edgeflow_client.recording.recorder import Recorder, RecorderSettings, wall_clock
-from edgeflow_client.recording.records import TOPIC, AnySessionRecord
-from edgeflow_client.types import Command, Disposition
 from tests.tiny_checkpoint import TinySize, write_checkpoint
 
 ROBOTS, RATE_HZ = 4, 30
@@ -48,7 +35,6 @@ DISTINCT = 16
 """Images that robots send in turn."""
 SIDES = ("off", "on", "off again")
 SETTLED_S = 1.0
-SCHEMA = msgspec.json.encode(msgspec.json.schema(AnySessionRecord))
 P99_BAR, OBSERVER_BAR_US = 1.05, 20.0
 
 
@@ -63,7 +49,6 @@ def main() -> None:
         checkpoint = write_checkpoint(Path(folder), TinySize(actions=2, layers=1, depth=2))
         config = {"model": str(checkpoint), "mode": "serial", "chat": {"enabled": False}, "max_sessions": ROBOTS}
         config |= OVERCOMMIT
-        observer_us = _observer_us(arguments.seconds)
         for number in range(arguments.rounds):
             order = SIDES[number % 3 :] + SIDES[: number % 3]
             measured = {side: _measured(config, side, arguments.seconds) for side in order}
@@ -72,7 +57,7 @@ def main() -> None:
     figures = {
         "age_p99_ratio": _spread([each["on"]["age_p99_ms"] / _off(each, "age_p99_ms") for each in rounds]),
         "age_p50_ratio": _spread([each["on"]["age_p50_ms"] / _off(each, "age_p50_ms") for each in rounds]),
-        "observer_us": _spread(observer_us),
+        "observer_us": _spread([each["on"]["observer_us"] for each in rounds]),
         "control_us": _spread([each["on"]["control_us"] - _off(each, "control_us") for each in rounds]),
         "noise_of_age_p99_ratio": _spread(
             [each["off again"]["age_p99_ms"] / each["off"]["age_p99_ms"] for each in rounds]
@@ -94,55 +79,27 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
     """One service and one load test."""
     with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as folder:
         settings = {**config, **({"recording": {"directory": folder}} if side == "on" else {})}
-        with ServiceUnderTest(settings) as service:
+        told = Path(folder) / "observer"
+        timed = (sys.executable, "-m", "benchmarks.recording.timed_service", str(told))
+        with ServiceUnderTest(settings, around=Surroundings(under=timed)) as service:
             time.sleep(SETTLED_S)
             before = _processor_s(service.pid)
             total = _load(service.address, seconds)
             used_s = _processor_s(service.pid) - before
             lost = service.metrics()["edgeflow_recording_records_lost_total"] if side == "on" else 0.0
-        stored = sum(path.stat().st_size for path in Path(folder).iterdir())
+        stored = sum(path.stat().st_size for path in Path(folder).glob("*.mcap"))
+        observer_us = int(told.read_text()) / 1000 / total["frames"]["offered"]
     frames = total["frames"]["acted"]
     return {
         "age_p50_ms": total["age_ms"]["p50"],
         "age_p99_ms": total["age_ms"]["p99"],
         "control_us": used_s / total["frames"]["offered"] * 1e6,
+        "observer_us": observer_us,
         "acted": frames,
         "offered": total["frames"]["offered"],
         "lost_records": lost,
         "stored_mb": stored / 1e6,
     }
-
-
-def _observer_us(seconds: float) -> list[float]:
-    """Time of the observer's calls for each frame: the observation, its answer, its outcome."""
-    image = camera_image(0)
-    frame = CheckedFrame(seq=1, stamp_ns=1, images=(image,), state=(0.5,) * 14)
-    seen = ObservedFrame(
-        session=1, frame=frame, epoch=1, instruction="pick", gap_ns=0, unknown_chunk=False, late_chunk=False
-    )
-    chunk = Chunk((0.25,) * 7, 1, 0.0)
-    action = ActionEvent(epoch=1, command=Command.ACT, reason="", valid_for_ms=100, seq=1, stamp_ns=1, chunk=chunk)
-    outcome = StatusEvent(seq=1, disposition=Disposition.ACTED)
-    with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as folder:
-        recorder = Recorder(RecorderSettings(directory=folder), {TOPIC: SCHEMA}, lambda _: None)
-        recorder.start()
-        log = EventLog(MonotonicClock(), io.StringIO())
-        wall = wall_clock(recorder.ring(TOPIC))
-        observer = SessionRecorder(
-            recorder.ring(TOPIC), model="light", cameras="all", now=lambda: wall(time.monotonic_ns()), log=log
-        )
-        found = []
-        for _ in range(round(seconds * ROBOTS * RATE_HZ)):
-            due = time.perf_counter() + 1 / (ROBOTS * RATE_HZ)
-            while time.perf_counter() < due:  # a control that is idle has cold caches, and time to spare
-                simplejpeg.decode_jpeg(image)
-            begun = time.perf_counter_ns()
-            observer.observed(seen)
-            observer.answered(1, action)
-            observer.notified(1, outcome)
-            found.append((time.perf_counter_ns() - begun) / 1000)
-        recorder.stop()
-    return found
 
 
 @contextmanager

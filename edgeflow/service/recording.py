@@ -5,10 +5,7 @@ news.
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
-
-import msgspec
 
 from edgeflow.config.sections import RecordingConfig
 from edgeflow.config.service import ServiceConfig
@@ -21,7 +18,7 @@ from edgeflow.service.sessions.recording import SessionRecorder
 from edgeflow.version import __version__
 from edgeflow_client.errors import ConfigError, StartError
 from edgeflow_client.recording.recorder import Recorder, RecorderNews, RecorderSettings, wall_clock
-from edgeflow_client.recording.records import TOPIC, AnySessionRecord
+from edgeflow_client.recording.records import TOPIC, session_schema
 
 STOP_S = 2.0  # for what is not written yet
 IMAGES = {"none": "no images", "thumbnails": "thumbnails of the images", "all": "all images as they came"}
@@ -42,19 +39,18 @@ class ServiceRecording:
         self._address = f"ws://127.0.0.1:{self._config.live_port}" if self._config.live_port else ""
         if self._config.live_port:
             bind("recording.live_port", "127.0.0.1", self._config.live_port).close()  # is it free?
-        schemas = {TOPIC: msgspec.json.encode(msgspec.json.schema(AnySessionRecord)), PASS_TOPIC: pass_schema()}
+        schemas = {TOPIC: session_schema(), PASS_TOPIC: pass_schema()}
         try:
             self._recorder = Recorder(_settings(config), schemas, self._take)
         except ConfigError as error:
             raise ConfigError(f"recording.directory: {error}") from None
         except OSError as error:
             raise StartError(f"recording: no memory for records that are not written yet: {error.strerror}") from None
-        wall = wall_clock(self._recorder.ring(TOPIC))
         self.observer = SessionRecorder(
             self._recorder.ring(TOPIC),
             model=config.alias,
             cameras=self._config.cameras,
-            now=lambda: wall(time.monotonic_ns()),
+            wall=wall_clock(self._recorder.ring(TOPIC)),
             log=log,
         )
 
@@ -89,6 +85,7 @@ class ServiceRecording:
 
     async def stop(self) -> None:
         """Write what is left and end the process."""
+        self.observer.write()
         await asyncio.to_thread(self._recorder.stop, STOP_S)
 
     def _take(self, news: RecorderNews) -> None:

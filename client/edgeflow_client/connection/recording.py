@@ -54,6 +54,7 @@ from edgeflow_client.recording.records import (
     RecordedObservation,
     RecordedOpening,
     RecordedOutcome,
+    session_schema,
 )
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
@@ -110,9 +111,8 @@ class RobotRecording:
 
     def start(self) -> None:
         """Start the recorder process. ConfigError without memory for it."""
-        schema = msgspec.json.encode(msgspec.json.schema(AnySessionRecord))
         try:
-            self._recorder = Recorder(self._settings, {TOPIC: schema}, _tell)
+            self._recorder = Recorder(self._settings, {TOPIC: session_schema()}, _tell)
         except OSError as error:
             raise ConfigError(f"record: no memory to record to: {error.strerror}") from None
         self._ring = self._recorder.ring(TOPIC)
@@ -198,7 +198,7 @@ class RobotRecording:
         match message.WhichOneof("kind"):
             case "action" if COMMANDS.get(message.action.command) is Command.ACT:
                 self._write(_answer(message.action, first_seq, now_ns))
-            case "frame_status":
+            case "frame_status" if message.frame_status.disposition != pb.DISPOSITION_ACTED:  # its answer is there
                 status = message.frame_status
                 self._write(
                     RecordedOutcome(

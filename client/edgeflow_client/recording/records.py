@@ -1,8 +1,8 @@
 """The records of sessions: what a robot sent, what it was answered, what it executed.
 
 Services and robots write the same records, so that both kinds of recordings are read the same way. They lie in a
-recording as JSON, on the topic TOPIC, with the schemas of SCHEMAS; images lie beside them as Foxglove's messages
-(`foxglove_messages.py`). A field that a later version adds has a default, and readers ignore fields they do not know.
+recording as JSON, on the topic TOPIC; fields with their defaults are left out. Images lie beside them as Foxglove's
+messages (`foxglove_messages.py`). A field that a later version adds has a default, and readers ignore fields they do not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Values: TypeAlias = Annotated[tuple[float, ...], Meta(max_length=MOST_VALUES)]
 Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
 
 
-class SessionRecord(Struct, frozen=True, kw_only=True, tag_field="kind"):
+class SessionRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag_field="kind"):
     """A record of a session."""
 
     session: Count
@@ -128,7 +128,7 @@ class RecordedHold(SessionRecord, frozen=True, kw_only=True, tag="hold"):
 
 
 class RecordedOutcome(SessionRecord, frozen=True, kw_only=True, tag="outcome"):
-    """The outcome of a frame, or of the superseded frames seq to last_seq."""
+    """The outcome of a frame without an answer, or of the superseded frames seq to last_seq."""
 
     seq: Count
     last_seq: Count = 0
@@ -184,6 +184,11 @@ ENCODER = msgspec.msgpack.Encoder()
 """Writes heads of records for the ring."""
 DECODER: msgspec.msgpack.Decoder[AnySessionRecord] = msgspec.msgpack.Decoder(AnySessionRecord)
 """Reads heads of records from the ring."""
+
+
+def session_schema() -> bytes:
+    """The JSON schema of records of sessions."""
+    return msgspec.json.encode(msgspec.json.schema(AnySessionRecord))
 
 
 def image_topics(session: int, cameras: Sequence[str], kind: str = "images") -> tuple[str, ...]:

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 HEADER_BYTES = 4096
 ALIGNMENT = 8
 LEAST_BYTES = 1 << 16
-_COUNTER = struct.Struct("=Q")
 _PREFIX = struct.Struct("=IIQ")  # bytes of the head, bytes of the payload, number
 _WRAP = 0xFFFFFFFF  # instead of the bytes of a head: the rest up to the end is unused
-_WRITTEN, _RELEASED, _NEXT, _LOST = 0, 128, 256, 384  # offsets of the counters, each in a cache line of its own
-_EPOCH = 512  # offset of `epoch_ns`
+_WRITTEN, _RELEASED, _NEXT, _LOST, _EPOCH = range(0, 80, 16)  # words of the header, each in a cache line of its own
 _KEPT_FREE = 16  # a part of so many is for records without payload
 
 
@@ -56,8 +54,9 @@ class RecordRing:
         self.capacity = size - HEADER_BYTES
         self._map = mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
         self._lock = threading.Lock()
-        self._seen = self._counter(_WRITTEN)  # where the last look found the writer
-        self._read = self._counter(_RELEASED)
+        self._words = memoryview(self._map)[:HEADER_BYTES].cast("Q")
+        self._seen = self._words[_WRITTEN]  # where the last look found the writer
+        self._read = self._words[_RELEASED]
 
     @classmethod
     def make(cls, capacity: int) -> RecordRing:
@@ -70,7 +69,7 @@ class RecordRing:
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(descriptor, 0, size)  # now: without memory, writing would raise SIGBUS
             ring = cls(descriptor)
-            ring._set(_EPOCH, time.time_ns() - time.monotonic_ns())
+            ring._words[_EPOCH] = time.time_ns() - time.monotonic_ns()
             return ring
         except BaseException:
             os.close(descriptor)
@@ -82,31 +81,36 @@ class RecordRing:
 
         Whoever writes takes times from it, so that they agree when that clock is set between two writers.
         """
-        return self._counter(_EPOCH)
+        return self._words[_EPOCH]
 
     # The writer's side.
 
     @property
     def lost(self) -> int:
         """Records that found no room, of all writers since the ring was made."""
-        return self._counter(_LOST)
+        return self._words[_LOST]
 
     def put(self, head: bytes, parts: Sequence[bytes | memoryview] = ()) -> bool:
         """Write a record; False if there is no room, and it is lost.
 
         The last room is for records without parts: images that come too fast cost no openings.
         """
-        length = sum(map(len, parts))
+        length = 0
+        for part in parts:
+            length += len(part)
         size = _aligned(_PREFIX.size + len(head) + length)
+        memory, words, capacity = self._map, self._words, self.capacity
         with self._lock:
-            number = self._counter(_NEXT)
-            self._set(_NEXT, number + 1)
-            start = self._place(size, self.capacity - (self.capacity // _KEPT_FREE if length else 0))
-            if start is None:
-                self._set(_LOST, self._counter(_LOST) + 1)
+            number, start = words[_NEXT], words[_WRITTEN]
+            words[_NEXT] = number + 1
+            rest = capacity - start % capacity
+            begin = start if size <= rest else start + rest
+            if begin + size - words[_RELEASED] > (capacity - capacity // _KEPT_FREE if length else capacity):
+                words[_LOST] += 1
                 return False
-            at = HEADER_BYTES + start % self.capacity
-            memory = self._map
+            if begin != start:
+                struct.pack_into("=I", memory, HEADER_BYTES + start % capacity, _WRAP)
+            at = HEADER_BYTES + begin % capacity
             _PREFIX.pack_into(memory, at, len(head), length, number)
             at += _PREFIX.size
             memory[at : at + len(head)] = head
@@ -114,39 +118,28 @@ class RecordRing:
             for part in parts:
                 memory[at : at + len(part)] = part
                 at += len(part)
-            self._set(_WRITTEN, start + size)
+            words[_WRITTEN] = begin + size
             return True
 
     def lose(self) -> None:
         """Count a record as lost that could not be made."""
         with self._lock:
-            self._set(_NEXT, self._counter(_NEXT) + 1)
-            self._set(_LOST, self._counter(_LOST) + 1)
-
-    def _place(self, size: int, most: int) -> int | None:
-        """Where a record of this size begins; None if more than so many bytes would wait then."""
-        written, released = self._counter(_WRITTEN), self._counter(_RELEASED)
-        rest = self.capacity - written % self.capacity
-        start = written if size <= rest else written + rest
-        if start + size - released > most:
-            return None
-        if start != written:
-            struct.pack_into("=I", self._map, HEADER_BYTES + written % self.capacity, _WRAP)
-        return start
+            self._words[_NEXT] += 1
+            self._words[_LOST] += 1
 
     # The reader's side.
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes that are written and not released."""
-        return self._counter(_WRITTEN) - self._counter(_RELEASED)
+        return self._words[_WRITTEN] - self._words[_RELEASED]
 
     def look(self) -> Iterator[RingRecord]:
         """The records that had been written at the previous look and were not read.
 
         What is damaged, by a stray write of its writer's process, is skipped, with all that was written until then.
         """
-        until, self._seen = self._seen, self._counter(_WRITTEN)
+        until, self._seen = self._seen, self._words[_WRITTEN]
         while self._read < until:
             try:
                 record = self._next(until)
@@ -174,18 +167,11 @@ class RecordRing:
 
     def release(self, end: int) -> None:
         """Give back the room up to the end of a record. Views of payloads before it are invalid now."""
-        self._set(_RELEASED, end)
+        self._words[_RELEASED] = end
 
     def close(self) -> None:
         """Close the descriptor. The memory goes with the last process and the last view."""
         os.close(self.descriptor)
-
-    def _counter(self, offset: int) -> int:
-        value: int = _COUNTER.unpack_from(self._map, offset)[0]
-        return value
-
-    def _set(self, offset: int, value: int) -> None:
-        _COUNTER.pack_into(self._map, offset, value)
 
 
 def _aligned(size: int) -> int:

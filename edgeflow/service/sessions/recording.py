@@ -1,13 +1,16 @@
 """The observer that records sessions: each event becomes a record in a ring in memory, which another process writes.
 
-It costs control some 10 µs per frame and never waits: a record that finds no room in the ring is lost and counted
-there.
+It never waits: a record that finds no room in the ring is lost and counted there. Events are kept for WRITE_S before
+they are written.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from time import monotonic_ns
+from typing import Any, TypeAlias
 
 from edgeflow.ipc.framing import Payload
 from edgeflow.scheduler.pace import served_mode
@@ -28,153 +31,76 @@ from edgeflow_client.recording.records import (
     SessionRecord,
 )
 from edgeflow_client.recording.ring import RecordRing
-from edgeflow_client.types import CameraSpec, ImageFormat
+from edgeflow_client.types import CameraSpec, Disposition, ImageFormat
 
 JPEG_SHARE = 18  # bytes of pixels per byte of a JPEG: 50 kB of 640x480
 THUMBNAIL_BYTES_PER_S = 25_000  # of a camera: five JPEGs
 HEAD_BYTES = 1_000  # of the records of a frame and its answer
+WRITE_S = 0.2
+MOST_WAITING = 96  # events, which keep the loop for a fraction of a millisecond
+WallClock: TypeAlias = Callable[[int], int]
+Written: TypeAlias = tuple[SessionRecord, tuple[Payload, ...]]
+"""A record with its images."""
 
 
 class SessionRecorder(SessionObserver):
     """Records sessions in a ring.
 
     model: the service's name for the model. cameras: none, thumbnails or all, of which the recorder's process makes
-    thumbnails. now: strictly increasing nanoseconds since 1970. log: receives the rate of bytes of each session.
+    thumbnails. wall: as `wall_clock` gives it. log: receives the rate of bytes of each session.
     """
 
-    def __init__(self, ring: RecordRing, *, model: str, cameras: str, now: Callable[[], int], log: EventLog) -> None:
+    def __init__(self, ring: RecordRing, *, model: str, cameras: str, wall: WallClock, log: EventLog) -> None:
         self._ring = ring
         self._model = model
         self._images = cameras != "none"
         self._whole = cameras == "all"
-        self._now = now
+        self._wall = wall
         self._log = log
+        self._waiting: list[tuple[Callable[..., Written], int, tuple[Any, ...]]] = []
+        self._due: asyncio.TimerHandle | None = None
 
     def opened(self, session: OpenedSession) -> None:
-        request, plan, cameras = session.request, session.plan, recorded_cameras(session.request)
-        self._put(
-            RecordedOpening(
-                session=session.number,
-                time_ns=self._now(),
-                source="service",
-                peer=session.caller.peer,
-                principal=session.caller.principal,
-                front=request.front,
-                model=self._model,
-                cameras=cameras,
-                policy_cameras=tuple(each.name for each in request.policy_cameras),
-                state=request.state,
-                instruction=request.instruction,
-                control_period_ns=request.control_period_ns,
-                max_action_age_ns=request.max_action_age_ns,
-                mode=request.mode,
-                served_mode=served_mode(plan.mode, plan.pace, plan.stages),
-                depth=request.depth,
-                tolerance_bins=request.tolerance_bins,
-                max_passes=request.max_passes,
-                unnorm_key=request.unnorm_key,
-                chunks=request.chunks,
-                execution=request.execution,
-                schema=session.schema,
-            )
-        )
-        expected = self._bytes_per_s(cameras, 1e9 / max(request.control_period_ns, 1))
+        self._keep(_opening, session, self._model)
+        request = session.request
+        expected = self._bytes_per_s(recorded_cameras(request), 1e9 / max(request.control_period_ns, 1))
         self._log.event("recording_session", session=session.number, about_mb_per_s=round(expected / 1e6, 2))
 
     def observed(self, frame: ObservedFrame) -> None:
-        checked = frame.frame
-        images = recorded_images(checked) if self._images else ()
-        self._put(
-            RecordedObservation(
-                session=frame.session,
-                time_ns=self._now(),
-                seq=checked.seq,
-                epoch=frame.epoch,
-                stamp_ns=checked.stamp_ns,
-                image_bytes=tuple(map(len, images)),
-                state=checked.state,
-                instruction=frame.instruction,
-                playing=checked.playing,
-                arrived=checked.arrived,
-                resting=checked.resting,
-            ),
-            images,
-        )
+        self._keep(_observation, frame, self._images)
 
     def answered(self, session: int, action: ActionEvent) -> None:
-        timings, chunk, how = action.timings, action.chunk, action.execution
-        self._put(
-            RecordedAnswer(
-                session=session,
-                time_ns=self._now(),
-                seq=action.seq,
-                epoch=action.epoch,
-                stamp_ns=action.stamp_ns,
-                values=action.values,
-                horizon=chunk.horizon if chunk is not None else 1,
-                step_ms=chunk.step_ms if chunk is not None else 0.0,
-                token_ids=action.token_ids,
-                decode_ns=timings.decode_ns,
-                queue_ns=timings.queue_ns,
-                inference_ns=timings.inference_ns,
-                passes=timings.passes,
-                server_ns=action.server_ns,
-                age_ns=action.age_ns,
-                settled=action.settled,
-                valid_for_ms=action.valid_for_ms,
-                max_age_ms=action.max_age_ms,
-                report=action.report,
-                execution=how.execution if how is not None else None,
-                rows=how.rows if how is not None else 0,
-                rate_percent=how.rate_percent if how is not None else 100,
-                from_arrival=how is not None and how.from_arrival,
-            )
-        )
+        self._keep(_answer, session, action)
 
     def notified(self, session: int, event: Event) -> None:
-        now_ns = self._now()
-        match event:
-            case StatusEvent():
-                self._put(
-                    RecordedOutcome(
-                        session=session,
-                        time_ns=now_ns,
-                        seq=event.seq,
-                        last_seq=event.last_seq,
-                        disposition=event.disposition,
-                        code=event.code,
-                        reason=event.reason,
-                        text=event.text,
-                    )
-                )
-            case ActionEvent():
-                self._put(
-                    RecordedHold(
-                        session=session, time_ns=now_ns, epoch=event.epoch, command=event.command, reason=event.reason
-                    )
-                )
-            case NoticeEvent():
-                self._put(
-                    RecordedNotice(
-                        session=session,
-                        time_ns=now_ns,
-                        epoch=event.epoch,
-                        notice=event.kind,
-                        code=event.code,
-                        text=event.text,
-                    )
-                )
+        if not (isinstance(event, StatusEvent) and event.disposition is Disposition.ACTED):  # its answer is there
+            self._keep(_notification, session, event)
 
     def closed(self, session: ClosedSession) -> None:
-        self._put(
-            RecordedClosing(
-                session=session.number,
-                time_ns=self._now(),
-                epoch=session.epoch,
-                code=session.end.code,
-                reason=session.end.reason.label,
-            )
-        )
+        self._keep(_closing, session)
+
+    def write(self) -> None:
+        """Write the records of the events so far."""
+        waiting, self._waiting = self._waiting, []
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        for make, at_ns, event in waiting:
+            try:
+                record, images = make(self._wall(at_ns), *event)
+                self._ring.put(ENCODER.encode(record), images)
+            except Exception:  # a record that cannot be made costs no robot its session
+                self._ring.lose()
+
+    def _keep(self, make: Callable[..., Written], *event: Any) -> None:
+        """Keep an event until several are written in a row: by then, code and data of the first have filled the
+        processor's caches for the others.
+        """
+        self._waiting.append((make, monotonic_ns(), event))
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(WRITE_S, self.write)
+        elif len(self._waiting) >= MOST_WAITING:
+            self.write()
 
     def _bytes_per_s(self, cameras: Sequence[CameraSpec], rate_hz: float) -> float:
         """Bytes that a recording at this rate of frames takes, about."""
@@ -182,11 +108,118 @@ class SessionRecorder(SessionObserver):
             return rate_hz * (HEAD_BYTES + sum(map(_image_bytes, cameras)))
         return rate_hz * HEAD_BYTES + (THUMBNAIL_BYTES_PER_S * len(cameras) if self._images else 0)
 
-    def _put(self, record: SessionRecord, images: tuple[Payload, ...] = ()) -> None:
-        try:
-            self._ring.put(ENCODER.encode(record), images)
-        except Exception:  # a record that cannot be made costs no robot its session
-            self._ring.lose()
+
+def _opening(time_ns: int, session: OpenedSession, model: str) -> Written:
+    request, plan = session.request, session.plan
+    return RecordedOpening(
+        session=session.number,
+        time_ns=time_ns,
+        source="service",
+        peer=session.caller.peer,
+        principal=session.caller.principal,
+        front=request.front,
+        model=model,
+        cameras=recorded_cameras(request),
+        policy_cameras=tuple(each.name for each in request.policy_cameras),
+        state=request.state,
+        instruction=request.instruction,
+        control_period_ns=request.control_period_ns,
+        max_action_age_ns=request.max_action_age_ns,
+        mode=request.mode,
+        served_mode=served_mode(plan.mode, plan.pace, plan.stages),
+        depth=request.depth,
+        tolerance_bins=request.tolerance_bins,
+        max_passes=request.max_passes,
+        unnorm_key=request.unnorm_key,
+        chunks=request.chunks,
+        execution=request.execution,
+        schema=session.schema,
+    ), ()
+
+
+def _observation(time_ns: int, seen: ObservedFrame, with_images: bool) -> Written:
+    frame = seen.frame
+    images = recorded_images(frame) if with_images else ()
+    return RecordedObservation(
+        session=seen.session,
+        time_ns=time_ns,
+        seq=frame.seq,
+        epoch=seen.epoch,
+        stamp_ns=frame.stamp_ns,
+        image_bytes=tuple(map(len, images)),
+        state=frame.state,
+        instruction=seen.instruction,
+        playing=frame.playing,
+        arrived=frame.arrived,
+        resting=frame.resting,
+    ), images
+
+
+def _answer(time_ns: int, session: int, action: ActionEvent) -> Written:
+    timings, chunk, how = action.timings, action.chunk, action.execution
+    return RecordedAnswer(
+        session=session,
+        time_ns=time_ns,
+        seq=action.seq,
+        epoch=action.epoch,
+        stamp_ns=action.stamp_ns,
+        values=action.values,
+        horizon=chunk.horizon if chunk is not None else 1,
+        step_ms=chunk.step_ms if chunk is not None else 0.0,
+        token_ids=action.token_ids,
+        decode_ns=timings.decode_ns,
+        queue_ns=timings.queue_ns,
+        inference_ns=timings.inference_ns,
+        passes=timings.passes,
+        server_ns=action.server_ns,
+        age_ns=action.age_ns,
+        settled=action.settled,
+        valid_for_ms=action.valid_for_ms,
+        max_age_ms=action.max_age_ms,
+        report=action.report,
+        execution=how.execution if how is not None else None,
+        rows=how.rows if how is not None else 0,
+        rate_percent=how.rate_percent if how is not None else 100,
+        from_arrival=how is not None and how.from_arrival,
+    ), ()
+
+
+def _notification(time_ns: int, session: int, event: StatusEvent | ActionEvent | NoticeEvent) -> Written:
+    match event:
+        case StatusEvent():
+            return RecordedOutcome(
+                session=session,
+                time_ns=time_ns,
+                seq=event.seq,
+                last_seq=event.last_seq,
+                disposition=event.disposition,
+                code=event.code,
+                reason=event.reason,
+                text=event.text,
+            ), ()
+        case ActionEvent():
+            return RecordedHold(
+                session=session, time_ns=time_ns, epoch=event.epoch, command=event.command, reason=event.reason
+            ), ()
+        case NoticeEvent():
+            return RecordedNotice(
+                session=session,
+                time_ns=time_ns,
+                epoch=event.epoch,
+                notice=event.kind,
+                code=event.code,
+                text=event.text,
+            ), ()
+
+
+def _closing(time_ns: int, session: ClosedSession) -> Written:
+    return RecordedClosing(
+        session=session.number,
+        time_ns=time_ns,
+        epoch=session.epoch,
+        code=session.end.code,
+        reason=session.end.reason.label,
+    ), ()
 
 
 def recorded_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:

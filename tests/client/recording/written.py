@@ -21,12 +21,13 @@ from edgeflow_client.recording.records import (
     RecordedClosing,
     RecordedObservation,
     RecordedOpening,
+    session_schema,
 )
 from edgeflow_client.recording.ring import RecordRing, memory_file
 from edgeflow_client.types import ActionSchema, CameraSpec, ImageFormat, StateSpec
 
 PASSES = "/edgeflow/passes"
-SCHEMAS = {TOPIC: msgspec.json.encode(msgspec.json.schema(AnySessionRecord)), PASSES: b'{"type": "object"}'}
+SCHEMAS = {TOPIC: session_schema(), PASSES: b'{"type": "object"}'}
 CAMERAS = (CameraSpec("wrist", 4, 2, ImageFormat.RGB8), CameraSpec("top", 8, 8, ImageFormat.JPEG))
 RAW, JPEG = bytes(range(24)), b"\xff\xd8 not looked at"
 SCHEMA = ActionSchema(
