@@ -73,6 +73,11 @@ SHOWN = {
         ("image-cuda", "the image for a GPU, on a stand-in base", "images.checks ARCHIVE"),
         ("image-speed-cpu", "the image for CPUs beside the tree", "images.overhead ARCHIVE"),
     ),
+    "recording": (
+        ("recording-exact-cpu", "recordings replayed bit for bit", "recording.exact"),
+        ("recording-overhead-cpu", "the cost of recording", "recording.overhead --seconds 14"),
+        ("recording-faults-cpu", "recordings and faults", "recording.faults"),
+    ),
     "front-ends": (
         ("front-ends-round-trip-cpu", "an openpi client", f"front_ends round-trip {OPENPI}"),
         ("front-ends-beside-grpc-cpu", "a gRPC robot beside eight openpi clients", "front_ends beside-grpc"),
