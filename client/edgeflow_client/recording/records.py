@@ -2,7 +2,8 @@
 
 Services and robots write the same records, so that both kinds of recordings are read the same way. They lie in a
 recording as JSON, on the topic TOPIC; fields with their defaults are left out. Images lie beside them as Foxglove's
-messages (`foxglove_messages.py`). A field that a later version adds has a default, and readers ignore fields they do not know.
+messages (`foxglove_messages.py`). A field that a later version adds has a default, and readers ignore fields they do
+not know.
 """
 
 from __future__ import annotations
