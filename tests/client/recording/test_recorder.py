@@ -133,7 +133,7 @@ def test_at_most_a_second_is_lost_when_all_are_killed(tmp_path):
     with _produce(tmp_path) as producer:
         for line in producer.stdout:
             recorder = int(line.split()[1])
-            if any(path.stat().st_size > 3000 for path in tmp_path.iterdir()):  # more than its first chunk
+            if recorder and any(path.stat().st_size > 3000 for path in tmp_path.iterdir()):  # more than its first chunk
                 break
         os.kill(recorder, signal.SIGKILL)
         producer.kill()
