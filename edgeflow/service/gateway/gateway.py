@@ -35,6 +35,7 @@ from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
+from edgeflow.service.gateway.page import page_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
@@ -241,7 +242,8 @@ def _labelled(line: str, process: str) -> str:
 def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
+    documents = document_routes(routes) if is_loopback(config.http.host) else []
+    return application([*routes, *page_routes(documents=bool(documents)), *documents])
 
 
 def _act(observations: Observations, control: ControlView, shown: Gateway) -> list[Route]:

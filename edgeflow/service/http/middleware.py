@@ -34,6 +34,7 @@ ADMIN_PATH = "/admin/"
 PREFIXES = f"{ADMIN_PATH}v1/prefixes"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+ROOT, PAGE = "/", "/page/"  # the live page and its files, which hold nothing of the service
 DOCS, OPENAPI = "/docs", "/openapi.json"
 API = f"{DOCS}/api"  # the page of the OpenAPI document
 PAGE_PARTS = {
@@ -49,7 +50,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
-    **dict.fromkeys(("/", OPENAPI, DOCS), OBSERVE),
+    **dict.fromkeys((OPENAPI, DOCS), OBSERVE),
 }
 PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
 
@@ -97,7 +98,7 @@ class PublicMiddleware(Middleware):
     """The middleware of public requests.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
-    loopback. OPEN_PATHS may be called by anyone, under any name of the service.
+    loopback. OPEN_PATHS may be called by anyone, under any name of the service; the live page by anyone.
 
     reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
@@ -143,6 +144,8 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
+            if path == ROOT or path.startswith(PAGE):
+                return Caller(peer)
             if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",

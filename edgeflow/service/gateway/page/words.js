@@ -1,0 +1,70 @@
+// Numbers and states as people read them.
+
+const REASONS = {
+  ACTION_TOO_OLD: "the action would be older than its limit",
+  ACT_TIMEOUT: "no answer in time",
+  EPOCH_CHANGED: "a new instruction or a reset began",
+  FAULT: "repeated faults: needs a reset at the robot",
+  FORCED: "forced for a test",
+  INGRESS_SILENT: "no frames from the robot",
+  OPERATOR_HOLD: "held by an operator",
+  POLICY_OUTPUT_INVALID: "the policy's output is invalid",
+  SUPERSEDED: "a newer frame replaced it",
+  WORKER_LOST: "the worker was lost",
+  WORKER_RESTARTING: "the worker is starting again",
+  DRAINING: "the service is stopping",
+  SESSION_CLOSED: "the session was closed",
+};
+
+export const STATES = {
+  acting: { word: "Acting", rank: 4 },
+  hold: { word: "HOLD", rank: 1 },
+  stop: { word: "STOP", rank: 0 },
+  waiting: { word: "Waiting", rank: 2 },
+  parked: { word: "Parked", rank: 3 },
+};
+
+/** Word and shape of a state; an unknown one is shown as it is. */
+export function stateOf(name) {
+  return STATES[name] ?? { word: String(name ?? "unknown"), rank: 2 };
+}
+
+/** What a reason means, in words, or nothing. */
+export const meaning = (reason) => (Object.hasOwn(REASONS, reason) ? REASONS[reason] : "");
+
+export const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+/** A duration in milliseconds as number and unit. */
+export function duration(ms) {
+  if (!known(ms)) return ["–", ""];
+  if (ms < 9.95) return [ms.toFixed(1), "ms"];
+  if (ms < 9_995) return [Math.round(ms).toString(), "ms"];
+  if (ms < 99_500) return [(ms / 1000).toFixed(1), "s"];
+  const [value, unit] = ms < 5_940_000 ? [ms / 60_000, "min"] : ms < 1.7e8 ? [ms / 3.6e6, "h"] : [ms / 8.64e7, "days"];
+  return [Math.round(value).toString(), unit];
+}
+
+export const span = (ms) => duration(ms).join(" ").trim();
+
+/** How long something has lasted, in whole seconds or more. */
+export function lasting(ms) {
+  if (!known(ms)) return "";
+  return ms < 1000 ? "just now" : ms < 60_000 ? `${Math.floor(ms / 1000)} s` : span(Math.max(ms, 99_500));
+}
+
+export const rate = (hz) => (known(hz) ? (hz < 99.95 ? hz.toFixed(1) : hz.toFixed(0)) : "–");
+
+export const percent = (share) => (known(share) ? `${Math.round(100 * share)} %` : "–");
+
+export const count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
+
+/** A value with at most four digits, and a real minus. */
+export function number(value) {
+  if (!known(value)) return "–";
+  const size = Math.abs(value);
+  const text = size !== 0 && (size < 0.001 || size >= 10_000) ? value.toExponential(1) : value.toFixed(size < 1 ? 3 : size < 100 ? 2 : 0);
+  return text.replace("-", "−");
+}
+
+/** A time of the day. */
+export const clock = (ms) => new Date(ms).toLocaleTimeString([], { hour12: false });
