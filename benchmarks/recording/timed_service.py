@@ -1,8 +1,9 @@
-"""A service that says at its end how much processor time its observer took that records sessions.
+"""A service that says at its end how much processor time an observer of its sessions took.
 
-    python -m benchmarks.recording.timed_service FILE python -m edgeflow.cli serve ...
+    python -m benchmarks.recording.timed_service FILE OBSERVER python -m edgeflow.cli serve ...
 
-FILE gets the nanoseconds of all calls together. Measuring a call takes about half a microsecond of them.
+OBSERVER is `recording` or `watch`. FILE gets the nanoseconds of all calls together. Measuring a call takes about half a
+microsecond of them.
 """
 
 from __future__ import annotations
@@ -15,39 +16,48 @@ from typing import Any
 
 from edgeflow.cli import main
 from edgeflow.service.sessions.recording import SessionRecorder
+from edgeflow.service.sessions.watch import SessionWatch
 
 MODULE = "edgeflow.cli"
-CALLS = ("opened", "observed", "answered", "notified", "closed", "write")
+CALLS = ("opened", "observed", "answered", "notified", "closed")
+OBSERVERS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "recording": (SessionRecorder, (*CALLS, "write")),
+    "watch": (SessionWatch, (*CALLS, "batch")),
+}
+"""Classes of observers, with the methods that do their work."""
 
 
 class ObserverTime:
-    """Adds up the processor time of the observer's calls."""
+    """Adds up the processor time of the observer's calls. kind: the observer's class."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
         self.spent_ns = 0
         self._inside = False
 
     def measure(self, name: str) -> None:
         """Measure a method from now on; calls within a call count once."""
-        method = getattr(SessionRecorder, name)
+        method = getattr(self._kind, name)
 
         @functools.wraps(method)
-        def measured(*given: Any) -> None:
+        def measured(*given: Any) -> Any:
             if self._inside:
                 return method(*given)
             self._inside, begun_ns = True, thread_time_ns()
-            method(*given)
-            self.spent_ns += thread_time_ns() - begun_ns
-            self._inside = False
-            return None
+            try:
+                return method(*given)
+            finally:
+                self.spent_ns += thread_time_ns() - begun_ns
+                self._inside = False
 
-        setattr(SessionRecorder, name, measured)
+        setattr(self._kind, name, measured)
 
 
 def run() -> None:
     """Serve, then write the time."""
-    total, file = ObserverTime(), Path(sys.argv[1])
-    for name in CALLS:
+    kind, calls = OBSERVERS[sys.argv[2]]
+    total, file = ObserverTime(kind), Path(sys.argv[1])
+    for name in calls:
         total.measure(name)
     sys.argv = [MODULE, *sys.argv[sys.argv.index(MODULE) + 1 :]]
     try:

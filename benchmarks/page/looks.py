@@ -1,0 +1,74 @@
+"""What a page looks like, read from its document: layout, texts, and the findings of axe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.page.browser import Browser
+
+LAYOUT = """
+(() => {
+  const boxes = [...document.querySelectorAll("#cards [data-session]")]
+    .filter(each => each.checkVisibility())
+    .map(each => each.getBoundingClientRect());
+  const width = document.documentElement.clientWidth;
+  let overlapping = 0;
+  boxes.forEach((one, index) => boxes.slice(index + 1).forEach(other => {
+    const wide = Math.min(one.right, other.right) - Math.max(one.left, other.left);
+    const high = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
+    overlapping += wide > 1 && high > 1;
+  }));
+  return {
+    scroll_px: Math.max(0, document.documentElement.scrollWidth - width),
+    overlapping,
+    outside: boxes.filter(each => each.left < -1 || each.right > width + 1).length,
+    tags: [...new Set([...document.querySelectorAll("*")].map(each => each.localName))],
+  };
+})()
+"""
+"""Cards that overlap or leave the window, how much wider than it the page is, and the kinds of elements."""
+
+HOSTILE_LOOK = r"""
+(() => {
+  const nodes = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) nodes.push(walker.currentNode);
+  const texts = nodes.filter(each => each.parentElement.checkVisibility());
+  const count = pattern => texts.filter(each => pattern.test(each.data)).length;
+  const directed = each => each.parentElement.closest("[dir=auto], bdi, input, textarea") !== null;
+  const injected = "[data-injected], img[src='x'], script:not([src]), style, [onerror], [onclick]";
+  return {
+    injected: document.querySelectorAll(injected).length + (document.title.includes("injected") ? 1 : 0),
+    controls: count(/[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]/),
+    overrides: count(/[\u202a-\u202e\u2066-\u2069]/)
+      + texts.filter(each => /[\u0590-\u08ff]/.test(each.data) && !directed(each)).length,
+    long: texts.filter(each => each.data.length > 400).length,
+    markup_shown: document.body.innerText.includes("<img src=x"),
+  };
+})()
+"""
+"""What hostile texts have become."""
+
+SERIOUS = ("serious", "critical")
+
+
+async def findings_of_axe(tab: Browser, axe: str) -> list[str]:
+    """Serious and critical findings of axe about the page as it is shown, each with its places.
+
+    axe runs in a world of its own, so that neither it nor the page's policy stands in the other's way.
+    """
+    world = await tab.own_world()
+    await tab.evaluate(f"{axe};undefined", world)
+    found: Sequence[Mapping[str, Any]] = await tab.evaluate(
+        "axe.run(document, {resultTypes: ['violations']}).then(found => JSON.parse(JSON.stringify("
+        "found.violations.map(({id, impact, nodes}) => ({id, impact, places: nodes.map(each => each.target.join(' '))})))))",
+        world,
+    )
+    return [f"{each['id']}: {json.dumps(each['places'][:5])}" for each in found if each["impact"] in SERIOUS]
+
+
+def injected(tags: Iterable[str], plain: Iterable[str]) -> set[str]:
+    """Kinds of elements that a page has with hostile texts only."""
+    return set(tags) - set(plain)
