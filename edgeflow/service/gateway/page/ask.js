@@ -1,7 +1,9 @@
 // The operator asks the chat model about the robot shown.
 
-import { element, errorText, field, say } from "./elements.js";
+import { foreign, h, outside, put, show } from "./dom.js";
+import { button, checkbox, errorText, field } from "./panel.js";
 import { chatModel, robotFacts, robotLine } from "./prompt.js";
+import { ApiError } from "./stream.js";
 
 const PROMPT_TOKENS = 1500;
 const ANSWER_TOKENS = 256;
@@ -27,27 +29,25 @@ export class Ask {
   }
 
   build(root) {
-    this.title = element("h3", {}, "Ask the chat model");
-    this.note = element("p", { class: "panel-hint" });
-    this.question = element("textarea", { rows: 2, maxlength: 500, dir: "auto" });
-    this.suggestions = element("div", { class: "panel-buttons", role: "group", "aria-label": "Questions to ask" });
-    this.picture = element("input", { type: "checkbox", id: "ask-picture", checked: true });
-    this.pictureText = element("label", { for: "ask-picture" });
-    this.pictureRow = element("div", { class: "panel-check", hidden: true }, this.picture, this.pictureText);
-    this.askButton = element("button", { type: "submit", class: "primary" }, "Ask");
-    this.stopButton = element("button", { type: "button", hidden: true }, "Stop the answer");
-    this.answer = element("p", { class: "ask-answer", dir: "auto" });
-    this.state = element("p", { class: "panel-result", role: "status" });
-    this.facts = element("pre", { class: "ask-facts", tabindex: 0, dir: "auto", "aria-label": "What the model is told" });
-    this.told = element("details", {}, element("summary", {}, "What the model is told"), this.facts);
-    const buttons = element("div", { class: "panel-buttons" }, this.askButton, this.stopButton);
+    this.title = h("h3", {}, "Ask the chat model");
+    this.note = h("p", { class: "panel-hint" });
+    this.question = h("textarea", { rows: 2, maxLength: 500, dir: "auto" });
+    this.suggestions = h("div", { class: "panel-buttons", role: "group", "aria-label": "Questions to ask" });
+    this.picture = checkbox("", true);
+    this.askButton = h("button", { type: "submit", class: "primary" }, "Ask");
+    this.stopButton = button("Stop the answer", "", () => this.abort?.abort());
+    show(this.stopButton, false);
+    this.answer = foreign("p", "ask-answer");
+    this.state = h("p", { class: "panel-result", role: "status" });
+    this.facts = h("pre", { class: "ask-facts", tabIndex: 0, dir: "auto", "aria-label": "What the model is told" });
+    this.told = h("details", {}, h("summary", {}, "What the model is told"), this.facts);
+    const buttons = h("div", { class: "panel-buttons" }, this.askButton, this.stopButton);
     const row = field("Question about this robot", this.question).row;
-    this.form = element("form", { class: "panel-form" }, this.suggestions, row, this.pictureRow, buttons);
+    this.form = h("form", { class: "panel-form" }, this.suggestions, row, this.picture.row, buttons);
     root.append(
-      element("section", { class: "panel" }, this.title, this.note, this.form, this.state, this.answer, this.told),
+      h("section", { class: "panel" }, this.title, this.note, this.form, this.state, this.answer, this.told),
     );
     this.told.addEventListener("toggle", () => this.showFacts());
-    this.stopButton.addEventListener("click", () => this.abort?.abort());
     this.question.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
         event.preventDefault();
@@ -63,23 +63,24 @@ export class Ask {
   update() {
     const robot = this.store.focus;
     const model = chatModel(this.store);
-    if ((robot?.session ?? null) !== this.session) this.show(robot?.session ?? null);
+    if ((robot?.session ?? null) !== this.session) this.change(robot?.session ?? null);
     const why = this.lockedBy(robot, model);
     this.form.hidden = this.told.hidden = Boolean(why);
-    say(this.note, why || (model?.reads === "robot-state" ? LINE_NOTE : "Answers can be wrong: compare them with the facts."));
+    put(this.note, why || (model?.reads === "robot-state" ? LINE_NOTE : "Answers can be wrong: compare them with the facts."));
     if (why || !robot) return;
     this.suggest(model.reads === "robot-state" ? LINE_QUESTIONS : this.questions(robot));
-    this.pictureRow.hidden = !(model.images && robot.cameras?.length);
-    if (robot.cameras?.length) say(this.pictureText, `Send the picture of camera ${robot.cameras[0].name}`);
+    const camera = model.images ? robot.facts.cameras[0] : undefined;
+    show(this.picture.row, Boolean(camera));
+    if (camera) put(this.picture.label, `Send the picture of camera ${outside(camera.name)}`);
   }
 
-  show(session) {
+  change(session) {
     this.session = session;
     this.abort?.abort();
     this.question.value = "";
-    say(this.title, session === null ? "Ask the chat model" : `Ask the chat model about robot ${session}`);
-    say(this.answer, "");
-    say(this.state, "");
+    put(this.title, session === null ? "Ask the chat model" : `Ask the chat model about robot ${session}`);
+    put(this.answer, "");
+    put(this.state, "");
     this.showFacts();
   }
 
@@ -90,54 +91,50 @@ export class Ask {
   }
 
   questions(robot) {
-    const held = robot.status?.state === "hold" || robot.status?.state === "stop";
+    const held = robot.status.state === "hold" || robot.status.state === "stop";
     return held ? [HELD_QUESTION, ...QUESTIONS] : QUESTIONS;
   }
 
   suggest(questions) {
     const shown = [...this.suggestions.children].map((each) => each.textContent);
     if (shown.join() === questions.join()) return;
-    const buttons = questions.map((text) => {
-      const button = element("button", { type: "button", class: "quiet" }, text);
-      button.addEventListener("click", () => {
-        this.question.value = text;
-        this.ask();
-      });
-      return button;
-    });
+    const ask = (text) => {
+      this.question.value = text;
+      this.ask();
+    };
+    const buttons = questions.map((text) => button(text, "quiet", () => ask(text)));
     this.suggestions.replaceChildren(...buttons);
   }
 
   /** The system message: as much as fits the model. */
   system(model) {
-    const now = Date.now();
-    if (model.reads === "robot-state") return robotLine(this.store, now);
+    if (model.reads === "robot-state") return robotLine(this.store);
     const tokens = Math.min(PROMPT_TOKENS, model.max_model_len - ANSWER_TOKENS - this.question.value.length / 2);
-    return robotFacts(this.store, now, Math.max(500, tokens * CHARACTERS_PER_TOKEN));
+    return robotFacts(this.store, Math.max(500, tokens * CHARACTERS_PER_TOKEN));
   }
 
   showFacts() {
     const model = chatModel(this.store);
-    if (this.told.open && this.store.focus && model) say(this.facts, this.system(model));
+    if (this.told.open && this.store.focus && model) put(this.facts, this.system(model));
   }
 
   async ask() {
     const question = this.question.value.trim();
     if (this.abort) return;
     if (!question) {
-      say(this.state, "Write a question first.");
+      put(this.state, "Write a question first.");
       this.question.focus();
       return;
     }
     const abort = (this.abort = new AbortController());
     this.busy(true);
-    say(this.answer, "");
-    say(this.state, "Asking…");
+    put(this.answer, "");
+    put(this.state, "Asking…");
     try {
       await this.stream(question, abort.signal);
-      say(this.state, this.answer.textContent ? "The answer is complete." : "The model answered nothing.");
+      put(this.state, this.answer.textContent ? "The answer is complete." : "The model answered nothing.");
     } catch (error) {
-      say(this.state, abort.signal.aborted ? "Stopped." : this.failure(error));
+      put(this.state, abort.signal.aborted ? "Stopped." : this.failure(error));
     } finally {
       this.abort = null;
       this.busy(false);
@@ -146,8 +143,8 @@ export class Ask {
 
   busy(is) {
     const focused = [this.askButton, this.stopButton].includes(document.activeElement);
-    this.askButton.hidden = is;
-    this.stopButton.hidden = !is;
+    show(this.askButton, !is);
+    show(this.stopButton, is);
     if (focused) (is ? this.stopButton : this.askButton).focus();
   }
 
@@ -155,9 +152,9 @@ export class Ask {
     const session = this.session;
     const model = chatModel(this.store);
     const system = this.system(model);
-    say(this.facts, system);
+    put(this.facts, system);
     const content = [{ type: "text", text: question }];
-    if (model.images && this.picture.checked) {
+    if (model.images && this.picture.input.checked) {
       const picture = await this.firstPicture(session, signal);
       if (picture) content.unshift({ type: "image_url", image_url: { url: picture } });
     }
@@ -166,11 +163,14 @@ export class Ask {
       { role: "user", content: content.length === 1 ? question : content },
     ];
     const body = { model: model.id, stream: true, max_tokens: ANSWER_TOKENS, messages };
-    const response = await this.api.fetch("POST", "/v1/chat/completions", { body, signal });
+    const headers = { "content-type": "application/json" };
+    const options = { method: "POST", headers, body: JSON.stringify(body), signal };
+    const response = await this.api.fetch("/v1/chat/completions", options);
+    if (!response.ok) throw new ApiError(response.status, (await response.json()).error);
     for await (const event of dataLines(response.body)) {
       if (signal.aborted || event === "[DONE]") return;
       const part = JSON.parse(event);
-      if (part.error) throw { ...part.error, text: part.error.message };
+      if (part.error) throw new ApiError(response.status, part.error);
       const piece = part.choices?.[0]?.delta?.content;
       if (piece) this.answer.append(piece);
     }
@@ -178,8 +178,8 @@ export class Ask {
 
   /** The newest picture of the first camera as a data URL; "" where there is none. */
   async firstPicture(session, signal) {
-    if (!this.store.focus?.cameras?.length) return "";
-    const response = await this.api.fetch("GET", `/events/images/${session}/0`, { signal });
+    if (!this.store.focus?.facts.cameras.length) return "";
+    const response = await this.api.fetch(`/events/images/${session}/0`, { signal });
     if (response.status !== 200) return "";
     const picture = await response.blob();
     return new Promise((resolve, reject) => {

@@ -1,6 +1,7 @@
 // How to connect a robot: commands to copy, the addresses of clients, and the simulated robot.
 
-import { element, errorText, once, say } from "./elements.js";
+import { h, put, show } from "./dom.js";
+import { button, errorText, once } from "./panel.js";
 
 const DEMO = "/admin/v1/demo-robot";
 const ANY = /^(0\.0\.0\.0|\[::\]|::|HOST)$/;
@@ -12,10 +13,10 @@ export class Connect {
     this.store = store;
     this.known = "";
     this.asked = 0;
-    this.summary = element("summary", {}, "Connect a robot");
-    this.status = element("p", { class: "panel-result", role: "status" });
-    this.commands = element("div", { class: "connect-commands" });
-    this.details = element("details", { class: "panel connect" }, this.summary);
+    this.summary = h("summary", {}, "Connect a robot");
+    this.status = h("p", { class: "panel-result", role: "status" });
+    this.commands = h("div", { class: "connect-commands" });
+    this.details = h("details", { class: "panel connect" }, this.summary);
     this.details.append(this.demoRow(), this.status, this.commands);
     root.append(this.details);
     this.empty = null;
@@ -25,37 +26,38 @@ export class Connect {
   update() {
     const hello = this.store.hello;
     if (!hello) return;
-    const empty = this.store.sessions.size === 0;
+    const empty = this.store.open().length === 0;
     if (empty !== this.empty) {
       this.empty = empty;
       if (empty) this.details.open = true;
-      say(this.summary, empty ? "No robot is connected. Connect one:" : "Connect a robot");
+      put(this.summary, empty ? "No robot is connected. Connect one:" : "Connect a robot");
     }
-    const known = JSON.stringify([hello.addresses, hello.models, hello.tokens, hello.tls]);
+    const known = JSON.stringify([hello.addresses, this.store.models, hello.tokens, hello.tls]);
     if (known !== this.known) {
       this.known = known;
       this.commands.replaceChildren(...this.sections(hello));
     }
-    this.demo.hidden = !hello.may?.demo;
+    show(this.demo, Boolean(hello.may?.demo));
     if (hello.may?.demo && this.details.open && Date.now() - this.asked > DEMO_POLL_MS) this.askDemo();
   }
 
   demoRow() {
     this.running = null;
-    this.demoButton = element("button", { type: "button", class: "primary" }, "Start the simulated robot");
-    this.demoState = element("p", { class: "panel-result", role: "status" });
-    this.demo = element("div", { class: "panel-form", hidden: true }, this.demoButton, this.demoState);
-    this.demoButton.addEventListener("click", () =>
-      once(this.demoButton, async () => {
-        say(this.demoState, this.running ? "Stopping…" : "Starting: the robot shows up within a few seconds…");
-        try {
-          this.showDemo(await this.api.request(this.running ? "DELETE" : "POST", DEMO, this.running ? undefined : {}));
-        } catch (error) {
-          say(this.demoState, errorText(error));
-        }
-      }),
-    );
+    this.demoButton = button("Start the simulated robot", "primary", () => this.startOrStop());
+    this.demoState = h("p", { class: "panel-result", role: "status" });
+    this.demo = h("div", { class: "panel-form", hidden: true }, this.demoButton, this.demoState);
     return this.demo;
+  }
+
+  startOrStop() {
+    return once(this.demoButton, async () => {
+      put(this.demoState, this.running ? "Stopping…" : "Starting: the robot shows up within a few seconds…");
+      try {
+        this.showDemo(await this.api.request(this.running ? "DELETE" : "POST", DEMO, this.running ? undefined : {}));
+      } catch (error) {
+        put(this.demoState, errorText(error));
+      }
+    });
   }
 
   async askDemo() {
@@ -70,15 +72,15 @@ export class Connect {
   showDemo(state) {
     const changed = this.running !== Boolean(state?.running);
     this.running = Boolean(state?.running);
-    say(this.demoButton, this.running ? "Stop the simulated robot" : "Start the simulated robot");
-    if (changed) say(this.demoState, this.running ? "The simulated robot runs on the service's machine." : "");
+    put(this.demoButton, this.running ? "Stop the simulated robot" : "Start the simulated robot");
+    if (changed) put(this.demoState, this.running ? "The simulated robot runs on the service's machine." : "");
   }
 
   sections(hello) {
     const grpc = reachable(hello.addresses?.grpc ?? "");
     const secure = hello.tls ? " --tls-ca ca.pem" : "";
     const options = `${secure}${hello.tokens ? " --token-file robot.token" : ""}`;
-    const policy = hello.models?.find((entry) => "actions" in entry);
+    const policy = this.store.models.find((entry) => "actions" in entry);
     const made = [
       this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
       this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client"),
@@ -103,12 +105,12 @@ export class Connect {
   }
 
   section(title, text, hint, badge = "") {
-    const code = element("pre", { class: "connect-code", tabindex: 0, "aria-label": title }, element("code", {}, text));
-    const copy = element("button", { type: "button", class: "quiet", "aria-label": `Copy: ${title}` }, "Copy");
-    copy.addEventListener("click", () => this.copy(title, text, code));
-    const heading = element("h4", {}, title);
-    if (badge) heading.append(" ", element("span", { class: "panel-badge" }, badge));
-    return element("section", {}, heading, element("p", { class: "panel-hint" }, hint), code, copy);
+    const code = h("pre", { class: "connect-code", tabIndex: 0, "aria-label": title }, h("code", {}, text));
+    const copy = button("Copy", "quiet", () => this.copy(title, text, code));
+    copy.setAttribute("aria-label", `Copy: ${title}`);
+    const heading = h("h4", {}, title);
+    if (badge) heading.append(" ", h("span", { class: "panel-badge" }, badge));
+    return h("section", {}, heading, h("p", { class: "panel-hint" }, hint), code, copy);
   }
 
   async copy(title, text, code) {
@@ -125,7 +127,7 @@ export class Connect {
   /** Say it even if the same was said before. */
   announce(text) {
     this.status.textContent = "";
-    requestAnimationFrame(() => say(this.status, text));
+    requestAnimationFrame(() => put(this.status, text));
   }
 }
 
@@ -145,23 +147,24 @@ function loadOptions(policy) {
 
 /** The shortest loop of the SDK for this policy (docs/robots/loop-joints.md and loop-tool.md). */
 function sdkLoop(address, policy, hello) {
+  const text = (value) => JSON.stringify(value ?? "observation.state");
   const moves = policy?.actions?.some((each) => each.relative); // displacements of the tool
   const cameras = policy?.cameras?.length ? policy.cameras : [{ name: "image", width: null, height: null }];
-  const spec = (each) => `CameraSpec("${each.name}", ${each.width ?? 640}, ${each.height ?? 480}, ImageFormat.RGB8)`;
+  const spec = (each) => `CameraSpec(${text(each.name)}, ${each.width ?? 640}, ${each.height ?? 480}, ImageFormat.RGB8)`;
   const state = policy?.state?.[0];
   const types = ["CameraSpec", hello.tls || hello.tokens ? "Credentials" : "", "ImageFormat", "RateKeeper", "RobotClient"];
   if (!moves && state) types.push("StateSpec");
   const secrets = [hello.tls ? 'ca=Path("ca.pem")' : "", hello.tokens ? 'token_file=Path("robot.token")' : ""];
   const period = policy?.control_rate_hz ? 1 / policy.control_rate_hz : 0.05;
-  const push = moves ? "arm.images(), pose=arm.pose()" : `arm.images(), state={"${state?.name}": arm.joints()}`;
+  const push = moves ? "arm.images(), pose=arm.pose()" : `arm.images(), state={${text(state?.name)}: arm.joints()}`;
   return [
     ...(secrets.some(Boolean) ? ["from pathlib import Path", ""] : []),
     `from edgeflow_client import ${types.filter(Boolean).join(", ")}`,
     "",
     "with RobotClient(",
-    `    "${address}",`,
+    `    ${text(address)},`,
     `    cameras=[${cameras.map(spec).join(", ")}],`,
-    ...(!moves && state ? [`    state=[StateSpec("${state.name}", ${state.size})],`] : []),
+    ...(!moves && state ? [`    state=[StateSpec(${text(state.name)}, ${state.size})],`] : []),
     '    instruction="grasp the red handle",',
     `    control_period_s=${Number(period.toFixed(4))},`,
     ...(secrets.some(Boolean) ? [`    credentials=Credentials.of(${secrets.filter(Boolean).join(", ")}),`] : []),
@@ -172,7 +175,7 @@ function sdkLoop(address, policy, hello) {
     `        client.push(${push})`,
     "        directive = client.latest()",
     ...(moves
-      ? ["        if directive.tool is not None:", "            arm.move(directive.tool)"]
+      ? ["        if directive.tool is not None:", '            arm.move(directive.tool.pose, directive.tool.values["gripper"])']
       : ["        if directive.joints is not None:", "            arm.move(directive.joints)"]),
     "        else:",
     "            arm.hold()  # directive.reason says why",

@@ -1,6 +1,8 @@
 // The operator's requests to the robot shown: hold, resume, a new instruction, another mode, end.
 
-import { element, errorText, field, once, say } from "./elements.js";
+import { foreign, h, outside, put, show } from "./dom.js";
+import { button, errorText, field, once } from "./panel.js";
+import { clock } from "./words.js";
 
 const NOTICE =
   "HOLD from here is a request over the network. It is no emergency stop: keep the robot's own within reach.";
@@ -19,36 +21,36 @@ export class Operate {
     this.store = store;
     this.session = null;
     this.outputs = [];
-    this.title = element("h3", { id: "operate-title" }, "Operate");
-    this.locked = element("p", { class: "panel-locked", hidden: true });
-    this.controls = element("fieldset", { class: "panel-controls", "aria-labelledby": "operate-title" });
+    this.title = h("h3", { id: "operate-title" }, "Operate");
+    this.locked = h("p", { class: "panel-locked", hidden: true });
+    this.controls = h("fieldset", { class: "panel-controls", "aria-labelledby": "operate-title" });
     this.controls.append(this.holdForm(), this.instructForm(), this.modeForm(), this.endForm());
-    const notice = element("p", { class: "panel-notice", id: "operate-notice" }, NOTICE);
-    root.append(element("section", { class: "panel" }, this.title, notice, this.locked, this.controls));
+    const notice = h("p", { class: "panel-notice", id: "operate-notice" }, NOTICE);
+    root.append(h("section", { class: "panel" }, this.title, notice, this.locked, this.controls), this.confirmation);
     this.update();
   }
 
   update() {
     const robot = this.store.focus;
-    if ((robot?.session ?? null) !== this.session) this.show(robot?.session ?? null);
+    if ((robot?.session ?? null) !== this.session) this.change(robot?.session ?? null);
     const why = this.lockedBy(robot);
     this.controls.disabled = Boolean(why);
-    this.locked.hidden = !why;
-    say(this.locked, why);
-    if (!robot) return;
-    const held = robot.status?.operator ?? null;
-    this.hold.hidden = Boolean(held);
-    this.resume.hidden = !held;
-    if (held) {
-      const since = new Date(held.since).toLocaleTimeString();
-      say(this.heldText, `Held since ${since}${held.by ? ` by ${held.by}` : ""}${held.reason ? `: ${held.reason}` : ""}`);
-    }
+    show(this.locked, Boolean(why));
+    put(this.locked, why);
+    const held = robot?.status.operator;
+    const focused = this.holdButton === document.activeElement || this.resumeButton === document.activeElement;
+    show(this.hold, !held);
+    show(this.resume, Boolean(held));
+    if (focused) (held ? this.resumeButton : this.holdButton).focus();
+    if (!held) return;
+    const by = held.by ? ` by ${outside(held.by)}` : "";
+    put(this.heldText, `Held since ${clock(held.since)}${by}${held.reason ? `: ${outside(held.reason)}` : "."}`);
   }
 
   /** Another robot is shown: what was typed for the one before must not reach this one. */
-  show(session) {
+  change(session) {
     this.session = session;
-    say(this.title, session === null ? "Operate" : `Operate robot ${session}`);
+    put(this.title, session === null ? "Operate" : `Operate robot ${session}`);
     for (const form of this.controls.querySelectorAll("form")) form.reset();
     for (const output of this.outputs) this.result(output, "");
     this.modeFields();
@@ -81,46 +83,47 @@ export class Operate {
 
   result(output, text, failed = false) {
     output.classList.toggle("panel-error", failed);
-    say(output, text);
+    put(output, text);
   }
 
   output() {
-    const made = element("output", { class: "panel-result", "aria-live": "polite" });
+    const made = h("output", { class: "panel-result", "aria-live": "polite" });
     this.outputs.push(made);
     return made;
   }
 
   form(name, ...children) {
-    const made = element("form", { class: "panel-form", "aria-label": name, novalidate: true }, ...children);
+    const made = h("form", { class: "panel-form", "aria-label": name, noValidate: true }, ...children);
     made.addEventListener("submit", (event) => event.preventDefault());
     return made;
   }
 
   holdForm() {
-    const reason = element("input", { type: "text", maxlength: TEXT_LENGTH, autocomplete: "off", dir: "auto" });
+    const reason = textInput();
     const output = this.output();
     const notice = { "aria-describedby": "operate-notice" };
-    const hold = element("button", { type: "submit", class: "hold", ...notice }, "HOLD");
-    const resume = element("button", { type: "button", class: "primary" }, "Resume");
-    this.heldText = element("p", { class: "panel-held", dir: "auto" });
-    this.hold = element("div", {}, field("Reason (shown to the robot)", reason).row, hold);
-    this.resume = element("div", { hidden: true }, this.heldText, resume);
+    this.holdButton = h("button", { type: "submit", class: "hold", ...notice }, "HOLD");
+    this.resumeButton = button("Resume", "primary", () => {
+      const done = "Resumed: the robot acts with its next answer.";
+      this.send(this.resumeButton, output, "resume", {}, done);
+    });
+    this.heldText = foreign("p", "panel-held");
+    this.hold = h("div", {}, field("Reason (the robot gets it)", reason).row, this.holdButton);
+    this.resume = h("div", { hidden: true }, this.heldText, this.resumeButton);
     const form = this.form("Hold and resume", this.hold, this.resume, output);
-    form.addEventListener("submit", () =>
-      this.send(hold, output, "hold", { reason: reason.value.trim() }, "The robot got HOLD."),
-    );
-    resume.addEventListener("click", () =>
-      this.send(resume, output, "resume", {}, "Resumed: the robot acts with its next answer."),
-    );
+    form.addEventListener("submit", () => {
+      if (this.hold.hidden) return; // Enter in a field that is gone
+      this.send(this.holdButton, output, "hold", { reason: reason.value.trim() }, "The robot got HOLD.");
+    });
     return form;
   }
 
   instructForm() {
-    const text = element("input", { type: "text", maxlength: TEXT_LENGTH, autocomplete: "off", dir: "auto" });
+    const text = textInput();
     const hint = "Begins a new epoch. An instruction that the robot sends later replaces it.";
-    const button = element("button", { type: "submit" }, "Instruct");
+    const instruct = h("button", { type: "submit" }, "Instruct");
     const output = this.output();
-    const form = this.form("Instruct", field("New instruction", text, hint).row, button, output);
+    const form = this.form("Instruct", field("New instruction", text, hint).row, instruct, output);
     form.addEventListener("submit", async () => {
       const instruction = text.value.trim();
       if (!instruction) {
@@ -128,22 +131,22 @@ export class Operate {
         text.focus();
         return;
       }
-      await this.send(button, output, "instruct", { instruction }, `A new epoch began: ${instruction}`);
+      await this.send(instruct, output, "instruct", { instruction }, `A new epoch began: ${instruction}`);
     });
     return form;
   }
 
   modeForm() {
-    this.mode = element("select", {}, ...MODES.map(([value, label]) => element("option", { value }, label)));
-    const number = (most) => element("input", { type: "number", min: 0, max: most, value: 0, inputmode: "numeric" });
+    this.mode = h("select", {}, ...MODES.map(([value, label]) => h("option", { value }, label)));
+    const number = (most) => h("input", { type: "number", min: 0, max: most, value: 0, inputMode: "numeric" });
     this.depth = field("Depth", number(64), "1 is serial; the highest is pipelined.");
     this.tolerance = field("Tolerance in bins", number(2), "0: exact tokens only.");
     this.passes = field("Most passes per frame", number(64), "0: until all tokens are verified.");
-    const button = element("button", { type: "submit" }, "Change mode");
+    const change = h("button", { type: "submit" }, "Change mode");
     const output = this.output();
     const hint = "The service plans again, and rejects a mode that does not fit beside the other robots.";
     const rows = [field("Mode", this.mode, hint), this.depth, this.tolerance, this.passes].map((each) => each.row);
-    const form = this.form("Mode", ...rows, button, output);
+    const form = this.form("Mode", ...rows, change, output);
     this.mode.addEventListener("change", () => this.modeFields());
     form.addEventListener("submit", () => {
       const mode = this.mode.value;
@@ -153,7 +156,7 @@ export class Operate {
         body.tolerance_bins = Number(this.tolerance.input.value);
         body.max_passes = Number(this.passes.input.value);
       }
-      this.send(button, output, "mode", body, `Mode ${mode} was accepted.`);
+      this.send(change, output, "mode", body, `Mode ${mode} was accepted.`);
     });
     this.modeFields();
     return form;
@@ -166,31 +169,32 @@ export class Operate {
   }
 
   endForm() {
-    const reason = element("input", { type: "text", maxlength: TEXT_LENGTH, autocomplete: "off", dir: "auto" });
-    const end = element("button", { type: "submit", class: "danger" }, "End session…");
+    const reason = textInput();
+    const end = h("button", { type: "submit", class: "danger" }, "End session…");
     const output = this.output();
     const form = this.form("End the session", field("Reason for the end", reason).row, end, output);
-    const sure = element("button", { type: "button", class: "danger" }, "End session");
-    const back = element("button", { type: "button" }, "Keep it");
-    const question = element("h2", { id: "end-title" });
-    this.confirmation = element(
-      "dialog",
-      { class: "panel-dialog", "aria-labelledby": "end-title" },
-      question,
-      element("p", {}, "The robot holds. It gets no further actions until it opens another session."),
-      element("div", { class: "panel-buttons" }, back, sure),
-    );
-    document.body.append(this.confirmation);
-    form.addEventListener("submit", () => {
-      say(question, `End the session of robot ${this.session}?`);
-      this.confirmation.showModal();
-      back.focus();
-    });
-    back.addEventListener("click", () => this.confirmation.close());
-    sure.addEventListener("click", () => {
+    const back = button("Keep it", "", () => this.confirmation.close());
+    const sure = button("End session", "danger", () => {
       this.confirmation.close();
       this.send(end, output, "end", { reason: reason.value.trim() }, "The session was ended.");
     });
+    const question = h("h2", { id: "end-title" });
+    this.confirmation = h(
+      "dialog",
+      { class: "panel-dialog", "aria-labelledby": "end-title" },
+      question,
+      h("p", {}, "The robot holds. It gets no further actions until it opens another session."),
+      h("div", { class: "panel-buttons" }, back, sure),
+    );
+    form.addEventListener("submit", () => {
+      put(question, `End the session of robot ${this.session}?`);
+      this.confirmation.showModal();
+      back.focus();
+    });
     return form;
   }
+}
+
+function textInput() {
+  return h("input", { type: "text", maxLength: TEXT_LENGTH, autocomplete: "off", dir: "auto" });
 }

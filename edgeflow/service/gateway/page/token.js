@@ -1,20 +1,19 @@
 // The access token: asked for once, kept in this tab, or on this device if the person wishes so. It never enters a URL.
 
-import { element, field, say } from "./elements.js";
+import { h, put, show } from "./dom.js";
+import { button, checkbox, field } from "./panel.js";
 
 const KEY = "edgeflow.token";
 const PRINTABLE = /^[\x21-\x7e]+$/; // what an HTTP header may carry
 
 export class Token {
-  /** root: where the button to forget the token appears. */
-  constructor(root, { store }) {
-    this.store = store;
+  /** root: where the dialog and the button to forget the token are put. */
+  constructor(root) {
     this.waiting = null;
     this.value = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
-    this.forgetButton = element("button", { type: "button", class: "quiet", hidden: true }, "Forget the token");
-    this.forgetButton.addEventListener("click", () => this.forget("The token was forgotten."));
-    root.append(this.forgetButton);
-    this.buildDialog();
+    this.button = button("", "quiet", () => (this.value ? this.forget("The token was forgotten.") : this.ask()));
+    this.dialog = this.build();
+    root.append(this.button, this.dialog);
     this.update();
   }
 
@@ -23,13 +22,17 @@ export class Token {
     return this.value ? { authorization: `Bearer ${this.value}` } : {};
   }
 
-  /** Ask for a token, saying why; resolves once there is one. */
-  ask(why) {
-    say(this.why, why);
+  /** Ask for a token, saying why; resolves once there is one. Who closes the dialog finds a button to enter it. */
+  ask(why = this.why.textContent) {
+    put(this.why, why);
     if (!this.waiting) {
-      this.waiting = Promise.withResolvers?.() ?? resolvers();
-      this.dialog.showModal();
+      this.waiting = {};
+      this.waiting.promise = new Promise((resolve) => {
+        this.waiting.resolve = resolve;
+      });
     }
+    if (!this.dialog.open) this.dialog.showModal();
+    this.update();
     return this.waiting.promise;
   }
 
@@ -43,63 +46,51 @@ export class Token {
   }
 
   update() {
-    this.forgetButton.hidden = !this.value;
+    show(this.button, Boolean(this.value || this.waiting));
+    put(this.button, this.value ? "Forget the token" : "Enter the access token");
   }
 
-  buildDialog() {
-    const token = element("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true });
+  build() {
+    const token = h("input", { type: "password", autocomplete: "off", spellcheck: false, required: true });
     const hint = "Printed once by: edgeflow token new --role observe (or admin, to operate robots).";
-    const keep = element("input", { type: "checkbox", id: "token-keep" });
-    this.why = element("p", { id: "token-why" });
-    this.error = element("p", { class: "panel-error", role: "alert" });
-    const form = element(
+    const keep = checkbox("Keep on this device", false);
+    this.why = h("p", { id: "token-why" });
+    this.error = h("p", { class: "panel-error", role: "alert" });
+    const form = h(
       "form",
-      { class: "panel-form", novalidate: true },
-      element("h2", { id: "token-title" }, "Access token"),
+      { class: "panel-form", noValidate: true },
+      h("h2", { id: "token-title" }, "Access token"),
       this.why,
       field("Token", token, hint).row,
-      element("div", { class: "panel-check" }, keep, element("label", { for: keep.id }, "Keep on this device")),
-      element("p", { class: "panel-hint" }, "Otherwise it is forgotten when this tab is closed."),
+      keep.row,
+      h("p", { class: "panel-hint" }, "Otherwise it is forgotten when this tab is closed."),
       this.error,
-      element("button", { type: "submit", class: "primary" }, "Continue"),
+      h("button", { type: "submit", class: "primary" }, "Continue"),
     );
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.accept(token, keep);
+      this.accept(token, keep.input);
     });
-    this.dialog = element(
-      "dialog",
-      { class: "panel-dialog", "aria-labelledby": "token-title", "aria-describedby": "token-why" },
-      form,
-    );
-    this.dialog.addEventListener("cancel", (event) => event.preventDefault()); // without a token there is no page
-    document.body.append(this.dialog);
+    const named = { "aria-labelledby": "token-title", "aria-describedby": "token-why" };
+    return h("dialog", { class: "panel-dialog", ...named }, form);
   }
 
   accept(input, keep) {
     const value = input.value.trim();
     if (!PRINTABLE.test(value)) {
-      say(this.error, value ? "A token has no spaces or special characters: copy it again." : "Enter the token.");
+      put(this.error, value ? "A token has no spaces or special characters: copy it again." : "Enter the token.");
       input.setAttribute("aria-invalid", "true");
       input.focus();
       return;
     }
-    say(this.error, "");
+    put(this.error, "");
     input.removeAttribute("aria-invalid");
     input.value = "";
     this.value = value;
     (keep.checked ? localStorage : sessionStorage).setItem(KEY, value);
-    this.update();
     this.dialog.close();
     this.waiting?.resolve();
     this.waiting = null;
+    this.update();
   }
-}
-
-function resolvers() {
-  const made = {};
-  made.promise = new Promise((resolve) => {
-    made.resolve = resolve;
-  });
-  return made;
 }
