@@ -55,7 +55,7 @@ class PageMemory:
     """Memory of a page, right after its garbage was collected."""
 
     heap_bytes: int
-    """What scripts hold."""
+    """Objects of scripts, of the document, and the buffers of arrays."""
     nodes: int
     """Elements and texts, those outside the document included."""
     listeners: int
@@ -169,7 +169,8 @@ class Browser:
             await self.call("HeapProfiler.collectGarbage")
         heap = await self.call("Runtime.getHeapUsage")
         counted = await self.call("Memory.getDOMCounters")
-        return PageMemory(int(heap["usedSize"]), counted["nodes"], counted["jsEventListeners"])
+        bytes_held = sum(heap.get(kind, 0) for kind in ("usedSize", "embedderHeapUsedSize", "backingStorageSize"))
+        return PageMemory(int(bytes_held), counted["nodes"], counted["jsEventListeners"])
 
     def other_hosts(self, address: str) -> list[str]:
         """What was asked of another host than that of an address."""

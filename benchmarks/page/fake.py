@@ -44,7 +44,7 @@ class PageScene:
     hostile: bool = False
     """Names, instructions, reasons and log values are those that break a page."""
     churn: bool = False
-    """Robots leave and come."""
+    """Robots leave and come, but for the first."""
     speed: float = 1.0
     """Simulated seconds per second."""
     token: str = ""
@@ -100,7 +100,7 @@ class FakePageService:
         found = []
         for index in range(scene.robots):
             stagger_ms = LIFETIME_MS * index // max(scene.robots, 1)
-            generation = (at_ms + stagger_ms) // LIFETIME_MS if scene.churn else 0
+            generation = (at_ms + stagger_ms) // LIFETIME_MS if scene.churn and index else 0
             session = 1 + index + scene.robots * generation
             found.append(SimulatedRobot(index=index, session=session, begun_ms=self._begun_ms, hostile=scene.hostile))
         return found
@@ -112,18 +112,22 @@ class FakePageService:
         return StreamingResponse(self._stream(details), media_type="text/event-stream")
 
     async def _stream(self, details: frozenset[int]) -> AsyncIterator[str]:
+        await self._heard()
         at_ms = self._now_ms() // BATCH_MS * BATCH_MS
         robots = {robot.session: robot for robot in self._robots(at_ms)}
         yield event("hello", self._hello(at_ms))
         while True:
             until_ms = at_ms + BATCH_MS
             await asyncio.sleep(max(until_ms - self._now_ms(), 0) / 1000 / self.scene.speed)
-            while self.silent:
-                await asyncio.sleep(SILENT_CHECK_S)
+            await self._heard()
             there = {robot.session: robot for robot in self._robots(until_ms)}
             yield "".join(self._batch(robots, there, details, (at_ms, until_ms)))
             at_ms, robots = until_ms, there
             self._streamed_ms = max(self._streamed_ms, at_ms)
+
+    async def _heard(self) -> None:
+        while self.silent:
+            await asyncio.sleep(SILENT_CHECK_S)
 
     def _batch(
         self,

@@ -60,7 +60,7 @@ async def _by_page(service: ServiceUnderTest, fleet: Fleet, count: int) -> list[
     with tempfile.TemporaryDirectory(prefix="edgeflow-profile-") as folder:
         async with browser(Path(folder)) as tab:
             await tab.appear(1280, 800, dark=False)
-            await tab.open(f"http://127.0.0.1:{service.port('http')}/#robot={session}")
+            await tab.open(f"http://127.0.0.1:{service.port('http')}/#robot-{session}")
             await tab.until(HOLD)
             return [await _click_hold(tab, fleet, number) for number in range(count)]
 

@@ -10,7 +10,7 @@ from benchmarks.page.browser import Browser
 
 LAYOUT = """
 (() => {
-  const boxes = [...document.querySelectorAll("#cards [data-session]")]
+  const boxes = [...document.querySelectorAll("#cards > .card")]
     .filter(each => each.checkVisibility())
     .map(each => each.getBoundingClientRect());
   const width = document.documentElement.clientWidth;
@@ -36,20 +36,22 @@ HOSTILE_LOOK = r"""
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) nodes.push(walker.currentNode);
   const texts = nodes.filter(each => each.parentElement.checkVisibility());
-  const count = pattern => texts.filter(each => pattern.test(each.data)).length;
+  const place = ({localName, id, className}) => `${localName}${id && "#" + id}${className && "." + className}`;
+  const where = wanted => [...new Set(texts.filter(wanted).map(each => place(each.parentElement)))];
   const directed = each => each.parentElement.closest("[dir=auto], bdi, input, textarea") !== null;
   const injected = "[data-injected], img[src='x'], script:not([src]), style, [onerror], [onclick]";
   return {
-    injected: document.querySelectorAll(injected).length + (document.title.includes("injected") ? 1 : 0),
-    controls: count(/[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]/),
-    overrides: count(/[\u202a-\u202e\u2066-\u2069]/)
-      + texts.filter(each => /[\u0590-\u08ff]/.test(each.data) && !directed(each)).length,
-    long: texts.filter(each => each.data.length > 400).length,
-    markup_shown: document.body.innerText.includes("<img src=x"),
+    "elements injected": [...document.querySelectorAll(injected)].map(place)
+      .concat(document.title.includes("injected") ? ["title"] : []),
+    "texts with control characters": where(each => /[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]/.test(each.data)),
+    "texts that change the direction of others": where(each =>
+      /[\u202a-\u202e\u2066-\u2069]/.test(each.data) || (/[\u0590-\u08ff]/.test(each.data) && !directed(each))),
+    "texts longer than 1,000 characters": where(each => each.data.length > 1000),
+    "views without the markup as text": document.body.innerText.includes("<img src=x") ? [] : ["body"],
   };
 })()
 """
-"""What hostile texts have become."""
+"""The places at which hostile texts have become more than text, by what they became."""
 
 SERIOUS = ("serious", "critical")
 

@@ -35,16 +35,16 @@ WARM_UP_S = 30.0
 """Before the page is read: what it shows is of frames that a load test counts."""
 READ_EVERY_S = 1.0
 CARDS = """
-(() => {
-  const number = (card, what) => {
-    const text = card.querySelector(`[data-shown="${what}"]`)?.textContent ?? "";
-    return Number.parseFloat(text.replace(",", ""));
+[...document.querySelectorAll("#cards > .card")].map(card => {
+  const figures = [...card.querySelectorAll(".figure")];
+  const number = label => {
+    const found = figures.find(each => each.querySelector(".label").textContent === label);
+    return Number.parseFloat(found.querySelector("strong").textContent);
   };
-  return [...document.querySelectorAll("[data-session]")]
-    .filter(card => card.querySelector('[data-shown="rate"]'))
-    .map(card => [card.dataset.session, number(card, "rate"), number(card, "latency")]);
-})()
+  return [card.querySelector(".title").textContent.slice(1), number("Rate"), number("Latency")];
+})
 """
+"""Session, rate and latency that each card shows."""
 
 
 def main() -> None:
