@@ -3,15 +3,20 @@
 import { WINDOW_MS } from "./store.js";
 import { number, span } from "./words.js";
 
-const NAMES = ["ink", "muted", "line", "latency", "limit", "hold", "stop", "executed", "commanded", "panel"];
+const NAMES = ["ink", "muted", "line", "latency", "limit", "hold", "stop", "executed", "commanded"];
 let colours = null;
 
 /** Colours of the theme in force; read again after `forgetColours`. */
 function theme() {
   if (!colours) {
-    const style = getComputedStyle(document.documentElement);
-    colours = Object.fromEntries(NAMES.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-    colours.font = style.getPropertyValue("--font").trim();
+    const probe = document.body.appendChild(document.createElement("i"));
+    const style = getComputedStyle(probe);
+    colours = { font: style.fontFamily };
+    for (const name of NAMES) {
+      probe.style.color = `var(--${name})`;
+      colours[name] = style.color;
+    }
+    probe.remove();
   }
   return colours;
 }

@@ -171,7 +171,8 @@ class View {
     const figures = store.figures(robot);
     mark(this.element, "state", robot.closed ? "ended" : robot.status.state);
     this.badge.update(robot);
-    const reason = outside(reasonText(robot, now));
+    const code = robot.status.reason && !robot.closed ? ` (${robot.status.reason})` : "";
+    const reason = outside(reasonText(robot, now) + code);
     put(this.reason, reason);
     show(this.reason, Boolean(reason));
     put(this.task, outside(robot.status.instruction));
@@ -266,8 +267,7 @@ export class Focus {
     this.main = h("div", { class: "focus-main" });
     this.operate = h("div");
     this.ask = h("div");
-    this.side = h("div");
-    root.append(h("div", { class: "focus-bar" }, this.back, this.strip.element), this.main, h("div", { class: "focus-side" }, this.operate, this.ask, this.side));
+    root.append(h("div", { class: "focus-bar" }, this.back, this.strip.element), this.main, h("div", { class: "focus-side" }, this.operate, this.ask));
   }
 
   update() {
@@ -278,7 +278,7 @@ export class Focus {
     if (!this.view) {
       this.view = new View(robot, this.pictures);
       this.main.append(this.view.element);
-      this.side.append(this.view.side);
+      this.main.append(this.view.side);
     }
     put(this.back, `All robots (${count(this.store.open().length, "robot")})`);
     this.strip.update();

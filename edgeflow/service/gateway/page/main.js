@@ -128,9 +128,9 @@ class Page {
     const robots = store.open();
     const focus = store.focus;
     const empty = Boolean(store.hello) && robots.length === 0 && !focus;
-    document.body.classList.toggle("focused", Boolean(focus));
+    document.body.classList.toggle("empty", empty);
     show(byId("robots"), robots.length > 0 && !focus);
-    show(byId("connect"), empty);
+    show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
     this.#lost();
     if (!focus) this.cards.update();

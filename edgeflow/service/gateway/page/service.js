@@ -67,8 +67,9 @@ export class Service {
     this.bar.update(share, left);
     show(this.bar.element, known(share) || known(left));
     if (known(left)) {
-      const busy = known(share) ? `${percent(share)} busy` : "";
-      this.device.update(left > 0.005 ? `${percent(left)} free` : "Full", [busy, left > 0.005 ? "for more robots" : "no room for another robot"].filter(Boolean).join(" · "), left > 0.005 ? "" : "busy");
+      const room = left > 0.005;
+      const note = [room ? "room for more robots" : "no further robot", known(share) ? `${percent(share)} busy` : ""];
+      this.device.update(room ? `${percent(left)} free` : "Full", note.filter(Boolean).join(" · "), room ? "" : "busy");
     } else this.device.update(known(share) ? `${percent(share)} busy` : "–", "");
     show(this.chat.element, Boolean(chat));
     if (chat) this.chat.update(chat.running ? "Answering" : "Idle", [chat.queue ? `${chat.queue} of ${chat.most} waiting` : "nobody waits", chat.model].filter(Boolean).join(" · "));

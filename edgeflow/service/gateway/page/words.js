@@ -1,19 +1,19 @@
 // Numbers and states as people read them.
 
 const REASONS = {
-  ACTION_TOO_OLD: "the action would be older than its limit",
+  ACTION_TOO_OLD: "action would be too old",
   ACT_TIMEOUT: "no answer in time",
-  EPOCH_CHANGED: "a new instruction or a reset began",
-  FAULT: "repeated faults: needs a reset at the robot",
+  EPOCH_CHANGED: "new instruction or reset",
+  FAULT: "faults: reset at the robot",
   FORCED: "forced for a test",
   INGRESS_SILENT: "no frames from the robot",
   OPERATOR_HOLD: "held by an operator",
-  POLICY_OUTPUT_INVALID: "the policy's output is invalid",
-  SUPERSEDED: "a newer frame replaced it",
-  WORKER_LOST: "the worker was lost",
-  WORKER_RESTARTING: "the worker is starting again",
-  DRAINING: "the service is stopping",
-  SESSION_CLOSED: "the session was closed",
+  POLICY_OUTPUT_INVALID: "invalid policy output",
+  SUPERSEDED: "replaced by a newer frame",
+  WORKER_LOST: "worker lost",
+  WORKER_RESTARTING: "worker is restarting",
+  DRAINING: "service is stopping",
+  SESSION_CLOSED: "session closed",
 };
 
 export const STATES = {
