@@ -138,6 +138,7 @@ def _visible(selector: str) -> str:
 async def _looks(found: _Found) -> None:
     """Every size and scheme: nothing to complain of, nothing out of place, nothing that axe finds serious."""
     serious: dict[str, list[str]] = {}
+    wide: dict[str, list[str]] = {}
     scroll_px = apart = 0
     for robots in ROBOTS:
         async with _opened(PageScene(robots=robots)) as (tab, service):
@@ -151,6 +152,8 @@ async def _looks(found: _Found) -> None:
                         await found.picture(tab, name)
                         layout = await tab.evaluate(LAYOUT)
                         scroll_px = max(scroll_px, layout["scroll_px"])
+                        if layout["scroll_px"]:
+                            wide[name] = layout["wide"]
                         apart += layout["overlapping"] + layout["outside"]
                         if findings := await findings_of_axe(tab, found.axe):
                             serious[name] = findings
@@ -160,7 +163,7 @@ async def _looks(found: _Found) -> None:
     found.add("axe: views with serious or critical findings", len(serious))
     found.add("pages wider than the window", scroll_px, "px")
     found.add("cards that overlap or leave the window", apart)
-    found.samples["axe"] = serious
+    found.samples |= {"axe": serious, "wide": wide}
 
 
 async def _hostile(found: _Found) -> None:
@@ -169,6 +172,7 @@ async def _hostile(found: _Found) -> None:
         await _show(tab, service, "#robot-1")
         plain = await tab.evaluate(LAYOUT)
     worst: dict[str, set[str]] = {}
+    wide: dict[str, list[str]] = {}
     scroll_px = apart = 0
     async with _opened(PageScene(robots=HOSTILE_ROBOTS, hostile=True)) as (tab, service):
         for part in ("", *(f"#robot-{number + 1}" for number in range(HOSTILE_ROBOTS))):
@@ -185,11 +189,14 @@ async def _hostile(found: _Found) -> None:
                 for what, places in look.items():
                     worst[what] = worst.get(what, set()) | set(places)
                 scroll_px = max(scroll_px, layout["scroll_px"])
+                if layout["scroll_px"]:
+                    wide[f"{width}x{height} {part}"] = layout["wide"]
                 apart += layout["overlapping"] + layout["outside"]
         found.quiet("hostile", tab, service.address)
     for what, places in worst.items():
         found.add(f"hostile: {what}", len(places))
         found.samples[f"hostile: {what}"] = sorted(places)
+    found.samples["hostile: wide"] = wide
     found.add("hostile: page wider than the window", scroll_px, "px")
     found.add("hostile: cards that overlap or leave the window", apart)
 

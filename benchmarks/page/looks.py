@@ -20,7 +20,13 @@ LAYOUT = """
     const high = Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top);
     overlapping += wide > 1 && high > 1;
   }));
+  const clipped = each => each !== null && each !== document.documentElement
+    && (getComputedStyle(each).overflowX !== "visible" || clipped(each.parentElement));
+  const place = ({localName, id, className}) => `${localName}${id && "#" + id}${className && "." + className}`;
+  const wide = [...document.body.querySelectorAll("*")]
+    .filter(each => each.checkVisibility() && each.getBoundingClientRect().right > width + 1 && !clipped(each.parentElement));
   return {
+    wide: [...new Set(wide.map(place))].slice(0, 20),
     scroll_px: Math.max(0, document.documentElement.scrollWidth - width),
     overlapping,
     outside: boxes.filter(each => each.left < -1 || each.right > width + 1).length,
@@ -28,7 +34,7 @@ LAYOUT = """
   };
 })()
 """
-"""Cards that overlap or leave the window, how much wider than it the page is, and the kinds of elements."""
+"""Cards that overlap or leave the window, how much wider than it the page is and by what, and the kinds of elements."""
 
 HOSTILE_LOOK = r"""
 (() => {

@@ -15,29 +15,29 @@ from time import thread_time_ns
 from typing import Any
 
 from edgeflow.cli import main
+from edgeflow.service.children.watching import PageWatch
 from edgeflow.service.sessions.recording import SessionRecorder
-from edgeflow.service.sessions.watch import SessionWatch
+from edgeflow.service.sessions.watching import SessionWatch
 
 MODULE = "edgeflow.cli"
 CALLS = ("opened", "observed", "answered", "notified", "closed")
-OBSERVERS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    "recording": (SessionRecorder, (*CALLS, "write")),
-    "watch": (SessionWatch, (*CALLS, "batch")),
+OBSERVERS: dict[str, tuple[tuple[type[Any], tuple[str, ...]], ...]] = {
+    "recording": ((SessionRecorder, (*CALLS, "write")),),
+    "watch": ((SessionWatch, CALLS), (PageWatch, ("take", "_step"))),
 }
-"""Classes of observers, with the methods that do their work."""
+"""Classes, with the methods that do their work."""
 
 
 class ObserverTime:
-    """Adds up the processor time of the observer's calls. kind: the observer's class."""
+    """Adds up the processor time of an observer's calls."""
 
-    def __init__(self, kind: type[Any]) -> None:
-        self._kind = kind
+    def __init__(self) -> None:
         self.spent_ns = 0
         self._inside = False
 
-    def measure(self, name: str) -> None:
-        """Measure a method from now on; calls within a call count once."""
-        method = getattr(self._kind, name)
+    def measure(self, kind: type[Any], name: str) -> None:
+        """Measure a method of a class from now on; calls within a call count once."""
+        method = getattr(kind, name)
 
         @functools.wraps(method)
         def measured(*given: Any) -> Any:
@@ -50,15 +50,15 @@ class ObserverTime:
                 self.spent_ns += thread_time_ns() - begun_ns
                 self._inside = False
 
-        setattr(self._kind, name, measured)
+        setattr(kind, name, measured)
 
 
 def run() -> None:
     """Serve, then write the time."""
-    kind, calls = OBSERVERS[sys.argv[2]]
-    total, file = ObserverTime(kind), Path(sys.argv[1])
-    for name in calls:
-        total.measure(name)
+    total, file = ObserverTime(), Path(sys.argv[1])
+    for kind, calls in OBSERVERS[sys.argv[2]]:
+        for name in calls:
+            total.measure(kind, name)
     sys.argv = [MODULE, *sys.argv[sys.argv.index(MODULE) + 1 :]]
     try:
         main()
