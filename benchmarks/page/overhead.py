@@ -98,7 +98,7 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
                 total = load(service.address, seconds, ROBOTS, RATE_HZ)
                 used_s, gateway_s = processor_s(service.pid) - before, processor_s(gateway) - gateway_before
                 wall_s = time.monotonic() - begun
-            frames = service.metrics()["edgeflow_frames_received_total"]
+            frames = service.metrics()["edgeflow_frames_total"]
         observer_us = int(told.read_text()) / 1000 / frames
     return {
         "latency_p50_ms": total["age_ms"]["p50"],
