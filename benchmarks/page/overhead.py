@@ -99,12 +99,13 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
                 used_s, gateway_s = processor_s(service.pid) - before, processor_s(gateway) - gateway_before
                 wall_s = time.monotonic() - begun
             frames = service.metrics()["edgeflow_frames_total"]
-        observer_us = int(told.read_text()) / 1000 / frames
+        spent_us = {name: spent / 1000 / frames for name, spent in json.loads(told.read_text()).items()}
     return {
         "latency_p50_ms": total["age_ms"]["p50"],
         "latency_p99_ms": total["age_ms"]["p99"],
         "control_us": used_s / frames * 1e6,
-        "observer_us": observer_us,
+        "observer_us": sum(spent_us.values()),
+        "methods_us": spent_us,
         "gateway_share": gateway_s / wall_s,
         "acted": total["frames"]["acted"],
         "offered": total["frames"]["offered"],

@@ -88,7 +88,7 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
             used_s = processor_s(service.pid) - before
             lost = service.metrics()["edgeflow_recording_records_lost_total"] if side == "on" else 0.0
         stored = sum(path.stat().st_size for path in Path(folder).glob("*.mcap"))
-        observer_us = int(told.read_text()) / 1000 / total["frames"]["offered"]
+        observer_us = sum(json.loads(told.read_text()).values()) / 1000 / total["frames"]["offered"]
     frames = total["frames"]["acted"]
     return {
         "age_p50_ms": total["age_ms"]["p50"],
