@@ -181,12 +181,12 @@ function extent(robot, dimension, from) {
   return [low - margin, high + margin];
 }
 
-/** The times that chunk charts show, in ms from now: enough for the newest chunk and two before it. */
+/** The times that chunk charts show, in ms from now: enough for the newest chunk and those before it. */
 export function chunkWindow(robot) {
   const { horizon, step_ms: step, period_ms: period } = robot.facts;
   const length = Math.max(1, horizon) * (step || period || 50);
   const ahead = Math.min(20_000, Math.max(horizon > 1 ? length : 0, 250));
-  return [-Math.min(30_000, Math.max(3 * length, 3000)), ahead];
+  return [-Math.min(30_000, Math.max(2.2 * length, 2000)), ahead];
 }
 
 /** One dimension of the actions: commanded chunks as lines, executed rows as dots, and now. */
@@ -228,7 +228,7 @@ export function drawChunk(canvas, robot, dimension, now) {
   for (const { time, values } of robot.executed) {
     if (time < now + past) continue;
     context.beginPath();
-    context.arc(x(time), y(values[dimension]), 2.6, 0, 7);
+    context.arc(x(time), y(values[dimension]), 2.2, 0, 7);
     context.fill();
   }
   context.restore();

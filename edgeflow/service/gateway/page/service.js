@@ -1,7 +1,7 @@
 // The service itself: worker, passes against the forecast, room on the device, chat, models, clients, log.
 
 import { foreign, h, mark, match, outside, put, show } from "./dom.js";
-import { clock, count, known, percent, rate, span } from "./words.js";
+import { clock, count, exact, known, percent, rate } from "./words.js";
 
 const LINES = 100; // of the log that are shown
 const WORKER = { ready: ["good", "Ready"], starting: ["busy", "Starting"], lost: ["bad", "Lost"] };
@@ -82,12 +82,12 @@ export class Service {
 
   #passes(passes) {
     if (!passes || !known(passes.ms)) {
-      this.passes.update(passes?.per_s ? `${rate(passes.per_s)} per s` : "None now", known(passes?.forecast_ms) ? `forecast ${span(passes.forecast_ms)} each` : "");
+      this.passes.update(passes?.per_s ? `${rate(passes.per_s)} per s` : "None now", known(passes?.forecast_ms) ? `forecast ${exact(passes.forecast_ms)} each` : "");
       return;
     }
     const late = known(passes.forecast_ms) && passes.ms > 1.5 * passes.forecast_ms;
-    const forecast = known(passes.forecast_ms) ? `forecast ${span(passes.forecast_ms)} · ` : "";
-    this.passes.update(`${span(passes.ms)} each`, `${forecast}${rate(passes.per_s)} per s`, late ? "busy" : "");
+    const forecast = known(passes.forecast_ms) ? `forecast ${exact(passes.forecast_ms)} · ` : "";
+    this.passes.update(`${exact(passes.ms)} each`, `${forecast}${rate(passes.per_s)} per s`, late ? "busy" : "");
   }
 }
 
