@@ -74,7 +74,10 @@ export class Operate {
       this.result(output, "Sending…");
       try {
         await this.api.request("POST", `/admin/v1/sessions/${session}/${action}`, body);
-        if (session === this.session) this.result(output, done);
+        if (session !== this.session) return;
+        this.result(output, done);
+        button.form?.reset();
+        this.modeFields();
       } catch (error) {
         if (session === this.session) this.result(output, errorText(error), true);
       }
