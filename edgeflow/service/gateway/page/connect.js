@@ -84,7 +84,6 @@ export class Connect {
     const test = `edgeflow loadtest ${grpc}${loadOptions(policy)} --rate 5 --robots 4${options}`;
     const token = "edgeflow token new --principal arm-1 --role control --tokens tokens.json --out robot.token";
     const sdk = this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client");
-    sdk.className = "connect-wide";
     return [
       this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
       this.section("Many simulated robots", test, "Says how many the service carries, at what latency."),
