@@ -13,7 +13,7 @@ from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observe.health import HealthState
-from edgeflow_client.types import ActionSchema
+from edgeflow.service.sessions.shown import actions_summary, state_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,12 +142,6 @@ def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(shown) or "none"
 
 
-def actions_summary(schema: ActionSchema) -> list[dict[str, Any]]:
-    """The meaning of the numbers of an action. relative: a displacement, not a position."""
-    numbers = zip(schema.names, schema.units, schema.relative, strict=True)
-    return [{"name": name, "unit": unit, "relative": relative} for name, unit, relative in numbers]
-
-
 def policy_summary(worker: WorkerReady) -> dict[str, Any]:
     """The policy's cameras and state, its horizon and step. Sizes are null where any will do.
 
@@ -160,10 +154,7 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
             {"name": each.name, "width": each.width or None, "height": each.height or None, "named": each.named}
             for each in worker.inputs.cameras
         ],
-        "state": [
-            {"name": each.name, "size": each.size, "elements": list(each.elements), "units": list(each.units)}
-            for each in worker.inputs.state
-        ],
+        "state": [state_summary(each) for each in worker.inputs.state],
         "history": worker.inputs.history,
         "history_step_ms": worker.inputs.history_step_ms or None,
         "most_delay_ms": worker.inputs.most_delay_ms or None,
