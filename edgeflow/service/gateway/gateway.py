@@ -91,7 +91,14 @@ class Gateway(ServingChild):
         self._models: dict[str, list[dict[str, Any]]] = {}
         self._created_s = int(time.time())  # of all models: OpenAI's clients want a number
         self._http: HttpServer | None = None
-        self.viewers = Viewers(self._link.send, self._spawn, self.metrics, own=self._own, models=self._entries)
+        self.viewers = Viewers(
+            self._link.send,
+            self._spawn,
+            self.metrics,
+            stays=self._authenticator.may_observe,
+            own=self._own,
+            models=self._entries,
+        )
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of /v1/models, from the last snapshots; the chat front is asked while it has shown none."""
@@ -128,9 +135,6 @@ class Gateway(ServingChild):
         )
         model = next((each["id"] for each in self._models.get("chat", [])), "")
         return {"chat": {"model": model, "queue": waiting, "most": self._config.chat.queue, "running": running}}
-
-    def _credentials_changed(self) -> None:
-        self.viewers.end_callers(self._authenticator.may_observe)
 
     def _serve(self) -> None:
         timing = self._config.timing
@@ -282,7 +286,8 @@ def _labelled(line: str, process: str) -> str:
 def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    routes += [*event_routes(shown.viewers, shown.hello), *picture_routes(shown.viewers)]
+    routes += [*event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))]
+    routes += picture_routes(lambda: shown.viewers)
     return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 
