@@ -86,8 +86,7 @@ class Chunks {
 /** The row of the newest chunk that is due now. */
 function due(robot, now) {
   const chunk = robot.chunks.at(-1);
-  const step = robot.facts.step_ms || robot.facts.period_ms || 50;
-  return chunk?.values[Math.max(0, Math.min(chunk.values.length - 1, Math.floor((now - chunk.time) / step)))];
+  return chunk?.values[Math.max(0, Math.min(chunk.values.length - 1, Math.floor((now - chunk.time) / chunk.step)))];
 }
 
 /** What became of frames, as a bar and as numbers. */
@@ -149,14 +148,16 @@ class View {
     this.eventNumbers = new WeakMap();
     this.number = 0;
     this.noEvents = h("p", { class: "muted" }, "None while this page watched.");
-    this.title = foreign("h2");
-    put(this.title, outside(`#${facts.session} ${facts.principal || ""}`, 60).trim());
+    const principal = foreign("span");
+    put(principal, outside(facts.principal, 60));
+    this.title = h("h2", {}, `#${facts.session} `, principal);
+    this.jump = h("button", { class: "jump", type: "button" }, "Operate");
     const who = foreign("span", "who");
     put(who, outside(`${facts.model || "policy"} · ${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
     this.element = h(
       "div",
       { class: "view" },
-      h("header", { class: "head" }, this.title, this.badge.element, this.reason, who, this.task),
+      h("header", { class: "head" }, this.title, this.badge.element, this.reason, who, this.jump, this.task),
       this.warnings,
       h("div", { class: "figures" }, ...[this.latency, this.rate, this.frames, this.passes].map((each) => each.element)),
       h("div", { class: "sight" }, h("div", { class: "cameras" }, ...cameras), box("Latency of each action, in ms", this.chart)),
@@ -179,7 +180,7 @@ class View {
     put(this.task, outside(robot.status.instruction));
     show(this.task, Boolean(robot.status.instruction));
     this.latency.update(duration(figures.p50), `p99 ${span(figures.p99)} · ${limitText(robot)}`);
-    mark(this.latency.element, "over", Boolean(robot.facts.max_age_ms) && figures.p99 > robot.facts.max_age_ms);
+    mark(this.latency.element, "over", Boolean(robot.limit) && figures.p99 > robot.limit);
     const { rate_hz: hz, age_ms: age } = robot.status.forecast ?? {};
     this.rate.update([rate(figures.rate), "Hz"], known(hz) ? `forecast ${hertz(hz)}, ${span(age)}` : "");
     this.frames.update([rate(figures.frames), "Hz"], robot.facts.period_ms ? `declared ${hertz(1000 / robot.facts.period_ms)}` : "");
@@ -278,6 +279,7 @@ export class Focus {
     if (!robot) return;
     if (!this.view) {
       this.view = new View(robot, this.pictures);
+      this.view.jump.addEventListener("click", () => this.operate.scrollIntoView());
       this.main.append(this.view.element);
       this.main.append(this.view.side);
     }
