@@ -1,6 +1,6 @@
 // The operator asks the chat model about the robot shown.
 
-import { foreign, h, outside, put, show } from "./dom.js";
+import { foreign, h, match, outside, put, show } from "./dom.js";
 import { button, checkbox, errorText, field } from "./panel.js";
 import { chatModel, robotFacts, robotLine } from "./prompt.js";
 import { ApiError } from "./stream.js";
@@ -10,10 +10,9 @@ const ANSWER_TOKENS = 256;
 const CHARACTERS_PER_TOKEN = 3; // English facts with many numbers, cautiously
 const QUESTIONS = ["What is this robot doing?", "Is its latency within the limit?", "What should I look at?"];
 const HELD_QUESTION = "Why does this robot hold?";
-const LINE_QUESTIONS = ["Is anything wrong?", "What is the fps?", "What is the age?", "Which mode is on?", "What is the task?"];
 const LINE_NOTE =
-  "The embedded model reads one line of fixed form, shown below. It answers about these items only, and may make up an " +
-  "answer about others. It cannot explain a HOLD. Serve a larger model with: edgeflow serve --set chat.model=DIRECTORY";
+  "The embedded model is tiny: it reads a line of fixed form and answers these questions about it. It cannot explain a " +
+  "HOLD. To ask freely, serve a larger model: edgeflow serve --set chat.model=DIRECTORY";
 const NO_MODEL =
   "No chat model is configured. Serve one with: edgeflow serve --set chat.model=DIRECTORY (Llama, Qwen, or a hub id); " +
   "remove chat.enabled=false if it is set.";
@@ -24,6 +23,7 @@ export class Ask {
     this.store = store;
     this.session = null;
     this.abort = null;
+    this.suggested = new Map();
     this.build(root);
     this.update();
   }
@@ -37,15 +37,16 @@ export class Ask {
     this.askButton = h("button", { type: "submit", class: "primary" }, "Ask");
     this.stopButton = button("Stop the answer", "", () => this.abort?.abort());
     show(this.stopButton, false);
+    this.asked = foreign("p", "ask-asked");
     this.answer = foreign("p", "ask-answer");
     this.state = h("p", { class: "panel-result", role: "status" });
     this.facts = h("pre", { class: "ask-facts", tabIndex: 0, dir: "auto", "aria-label": "What the model is told" });
     this.told = h("details", {}, h("summary", {}, "What the model is told"), this.facts);
     const buttons = h("div", { class: "panel-buttons" }, this.askButton, this.stopButton);
-    const row = field("Question about this robot", this.question).row;
-    this.form = h("form", { class: "panel-form" }, this.suggestions, row, this.picture.row, buttons);
+    this.free = field("Question about this robot", this.question).row;
+    this.form = h("form", { class: "panel-form" }, this.suggestions, this.free, this.picture.row, buttons);
     root.append(
-      h("section", { class: "panel" }, this.title, this.note, this.form, this.state, this.answer, this.told),
+      h("section", { class: "panel" }, this.title, this.note, this.form, this.asked, this.answer, this.state, this.told),
     );
     this.told.addEventListener("toggle", () => this.showFacts());
     this.question.addEventListener("keydown", (event) => {
@@ -56,7 +57,7 @@ export class Ask {
     });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
-      this.ask();
+      this.ask(this.question.value.trim());
     });
   }
 
@@ -65,10 +66,14 @@ export class Ask {
     const model = chatModel(this.store);
     if ((robot?.session ?? null) !== this.session) this.change(robot?.session ?? null);
     const why = this.lockedBy(robot, model);
-    this.form.hidden = this.told.hidden = Boolean(why);
-    put(this.note, why || (model?.reads === "robot-state" ? LINE_NOTE : "Answers can be wrong: compare them with the facts."));
-    if (why || !robot) return;
-    this.suggest(model.reads === "robot-state" ? LINE_QUESTIONS : this.questions(robot));
+    const line = !why && model.reads === "robot-state";
+    show(this.form, !why);
+    show(this.told, !why);
+    put(this.note, why || (line ? LINE_NOTE : "Answers can be wrong: compare them with the facts."));
+    if (why) return;
+    this.suggest(line ? robotLine(this.store).questions : this.questions(robot));
+    show(this.free, !line);
+    show(this.askButton, !line && !this.abort);
     const camera = model.images ? robot.facts.cameras[0] : undefined;
     show(this.picture.row, Boolean(camera));
     if (camera) put(this.picture.label, `Send the picture of camera ${outside(camera.name)}`);
@@ -79,7 +84,8 @@ export class Ask {
     this.abort?.abort();
     this.question.value = "";
     put(this.title, session === null ? "Ask the chat model" : `Ask the chat model about robot ${session}`);
-    put(this.answer, "");
+    this.answer.replaceChildren();
+    put(this.asked, "");
     put(this.state, "");
     this.showFacts();
   }
@@ -96,19 +102,13 @@ export class Ask {
   }
 
   suggest(questions) {
-    const shown = [...this.suggestions.children].map((each) => each.textContent);
-    if (shown.join() === questions.join()) return;
-    const ask = (text) => {
-      this.question.value = text;
-      this.ask();
-    };
-    const buttons = questions.map((text) => button(text, "quiet", () => ask(text)));
-    this.suggestions.replaceChildren(...buttons);
+    const made = (text) => button(outside(text), "quiet", () => this.ask(text));
+    match(this.suggestions, this.suggested, questions, (text) => text, made);
   }
 
   /** The system message: as much as fits the model. */
   system(model) {
-    if (model.reads === "robot-state") return robotLine(this.store);
+    if (model.reads === "robot-state") return robotLine(this.store).line;
     const tokens = Math.min(PROMPT_TOKENS, model.max_model_len - ANSWER_TOKENS - this.question.value.length / 2);
     return robotFacts(this.store, Math.max(500, tokens * CHARACTERS_PER_TOKEN));
   }
@@ -118,8 +118,7 @@ export class Ask {
     if (this.told.open && this.store.focus && model) put(this.facts, this.system(model));
   }
 
-  async ask() {
-    const question = this.question.value.trim();
+  async ask(question) {
     if (this.abort) return;
     if (!question) {
       put(this.state, "Write a question first.");
@@ -127,24 +126,27 @@ export class Ask {
       return;
     }
     const abort = (this.abort = new AbortController());
+    const session = this.session;
+    let state = "";
     this.busy(true);
-    put(this.answer, "");
+    this.answer.replaceChildren();
+    put(this.asked, question);
     put(this.state, "Asking…");
     try {
       await this.stream(question, abort.signal);
-      put(this.state, this.answer.textContent ? "The answer is complete." : "The model answered nothing.");
+      state = this.answer.textContent ? "The answer is complete." : "The model answered nothing.";
     } catch (error) {
-      put(this.state, abort.signal.aborted ? "Stopped." : this.failure(error));
-    } finally {
-      this.abort = null;
-      this.busy(false);
+      state = abort.signal.aborted ? "Stopped." : this.failure(error);
     }
+    this.abort = null;
+    this.busy(false);
+    if (session === this.session) put(this.state, state);
   }
 
   busy(is) {
     const focused = [this.askButton, this.stopButton].includes(document.activeElement);
-    show(this.askButton, !is);
     show(this.stopButton, is);
+    this.update();
     if (focused) (is ? this.stopButton : this.askButton).focus();
   }
 

@@ -33,7 +33,7 @@ export function reasonText(robot, now) {
 
 /** What a figure is held against: the limit of latency. */
 export function limitText(robot) {
-  return robot.facts.max_age_ms ? `limit ${span(robot.facts.max_age_ms)}` : "no limit";
+  return robot.limit ? `limit ${span(robot.limit)}` : "no limit";
 }
 
 /** A front end's name; robots on gRPC have none. */
@@ -82,7 +82,7 @@ class Card {
     put(this.latency, value);
     put(this.unit, unit);
     put(this.limit, limitText(robot));
-    mark(this.element, "over", Boolean(robot.facts.max_age_ms) && figures.p99 > robot.facts.max_age_ms);
+    mark(this.element, "over", Boolean(robot.limit) && figures.p99 > robot.limit);
     put(this.rate, rate(figures.rate));
     const reason = outside(reasonText(robot, now), 120);
     put(this.reason, reason);

@@ -89,7 +89,7 @@ function shade(context, robot, now, x, top, height, alpha) {
 function ceiling(robot, now) {
   let most = 0;
   for (let i = robot.batches.after(now - WINDOW_MS); i < robot.batches.length; i++) most = Math.max(most, robot.batches.get(4, i) || 0);
-  const limit = robot.facts.max_age_ms;
+  const { limit } = robot;
   return limit ? Math.max(limit * 1.15, Math.min(most * 1.1, limit * 2)) : most * 1.25 || 1;
 }
 
@@ -105,7 +105,7 @@ export function drawSpark(canvas, robot, now) {
   shade(context, robot, now, x, 0, height, 0.22);
   context.lineWidth = 1;
   line(context, [0, height - 0.5], [width, height - 0.5], rule);
-  if (robot.facts.max_age_ms) line(context, [0, y(robot.facts.max_age_ms)], [width, y(robot.facts.max_age_ms)], limit, [4, 3]);
+  if (robot.limit) line(context, [0, y(robot.limit)], [width, y(robot.limit)], limit, [4, 3]);
   const batches = robot.batches;
   context.strokeStyle = latency;
   context.lineWidth = 1.5;
@@ -156,7 +156,7 @@ export function drawLatency(canvas, robot, now) {
     const value = answers.get(1, i);
     if (!Number.isNaN(value)) context.fillRect(x(answers.get(0, i)) - 1, y(value) - 1, 2.2, 2.2);
   }
-  const at = robot.facts.max_age_ms;
+  const at = robot.limit;
   if (at) {
     context.lineWidth = 1.5;
     line(context, [left, y(at)], [width - right, y(at)], limit, [6, 4]);
@@ -181,12 +181,12 @@ function extent(robot, dimension, from) {
   return [low - margin, high + margin];
 }
 
-/** The times that chunk charts show, in ms from now: enough for the newest chunk and two before it. */
+/** The times that chunk charts show, in ms from now: enough for the newest chunk and those before it. */
 export function chunkWindow(robot) {
-  const { horizon, step_ms: step, period_ms: period } = robot.facts;
-  const length = Math.max(1, horizon) * (step || period || 50);
+  const { horizon } = robot.facts;
+  const length = Math.max(1, horizon) * robot.step;
   const ahead = Math.min(20_000, Math.max(horizon > 1 ? length : 0, 250));
-  return [-Math.min(30_000, Math.max(3 * length, 3000)), ahead];
+  return [-Math.min(30_000, Math.max(2.2 * length, 2000)), ahead];
 }
 
 /** One dimension of the actions: commanded chunks as lines, executed rows as dots, and now. */
@@ -197,8 +197,6 @@ export function drawChunk(canvas, robot, dimension, now) {
   const { muted, line: rule, commanded, executed, ink, font } = theme();
   const [left, right, top, bottom] = [44, 10, 6, 20];
   const [past, ahead] = chunkWindow(robot);
-  const step = robot.facts.step_ms || robot.facts.period_ms || 50;
-  for (const chunk of robot.chunks) chunk.until = chunk.time + chunk.values.length * step;
   const [low, high] = extent(robot, dimension, now + past);
   const x = (time) => left + ((width - left - right) * (time - now - past)) / (ahead - past);
   const y = (value) => top + ((height - top - bottom) * (high - value)) / (high - low);
@@ -217,9 +215,9 @@ export function drawChunk(canvas, robot, dimension, now) {
     context.strokeStyle = commanded;
     context.beginPath();
     chunk.values.forEach((row, at) => {
-      const [from, to] = [x(chunk.time + at * step), x(chunk.time + (at + 1) * step)];
+      const from = x(chunk.time + at * chunk.step);
       if (chunk.values.length > 1) context[at ? "lineTo" : "moveTo"](from, y(row[dimension]));
-      else context.moveTo(from, y(row[dimension])), context.lineTo(to, y(row[dimension]));
+      else context.moveTo(from, y(row[dimension])), context.lineTo(x(chunk.until), y(row[dimension]));
     });
     context.stroke();
   });
@@ -228,7 +226,7 @@ export function drawChunk(canvas, robot, dimension, now) {
   for (const { time, values } of robot.executed) {
     if (time < now + past) continue;
     context.beginPath();
-    context.arc(x(time), y(values[dimension]), 2.6, 0, 7);
+    context.arc(x(time), y(values[dimension]), 2.2, 0, 7);
     context.fill();
   }
   context.restore();
@@ -239,7 +237,7 @@ function axes(context, { left, right, bottom, width, height, low, high, past, ah
   context.fillStyle = muted;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  const step = niceStep(high - low, 3);
+  const step = niceStep(high - low, 4);
   const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   for (let value = Math.ceil(low / step) * step; value <= high; value += step) {
     line(context, [left, Math.round(y(value)) + 0.5], [width - right, Math.round(y(value)) + 0.5], rule);
@@ -248,7 +246,7 @@ function axes(context, { left, right, bottom, width, height, low, high, past, ah
   }
   context.textBaseline = "top";
   context.textAlign = "center";
-  const each = niceStep(ahead - past, width > 300 ? 6 : 4);
+  const each = niceStep(ahead - past, Math.max(2, (width - left - right) / 72));
   const last = Math.floor(ahead / each) * each;
   for (let ms = Math.ceil(past / each) * each; ms <= last; ms += each) {
     const text = ms === 0 ? "now" : `${ms > 0 ? "+" : "−"}${Math.abs(ms)}`;

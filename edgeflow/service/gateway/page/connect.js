@@ -29,7 +29,7 @@ export class Connect {
     const empty = this.store.open().length === 0;
     if (empty !== this.empty) {
       this.empty = empty;
-      if (empty) this.details.open = true;
+      this.details.open = empty;
       put(this.summary, empty ? "No robot is connected. Connect one:" : "Connect a robot");
     }
     const known = JSON.stringify([hello.addresses, this.store.models, hello.tokens, hello.tls]);
@@ -81,18 +81,16 @@ export class Connect {
     const secure = hello.tls ? " --tls-ca ca.pem" : "";
     const options = `${secure}${hello.tokens ? " --token-file robot.token" : ""}`;
     const policy = this.store.models.find((entry) => "actions" in entry);
-    const made = [
-      this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
-      this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client"),
-    ];
-    for (const client of Object.values(policy?.clients ?? {})) made.push(this.client(client));
     const test = `edgeflow loadtest ${grpc}${loadOptions(policy)} --rate 5 --robots 4${options}`;
-    made.push(this.section("Many simulated robots", test, "Says how many the service carries, at what latency."));
-    if (hello.tokens) {
-      const token = "edgeflow token new --principal arm-1 --role control --tokens tokens.json --out robot.token";
-      made.push(this.section("A token for the robot", token, "On the service's machine."));
-    }
-    return made;
+    const token = "edgeflow token new --principal arm-1 --role control --tokens tokens.json --out robot.token";
+    const sdk = this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client");
+    return [
+      this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
+      this.section("Many simulated robots", test, "Says how many the service carries, at what latency."),
+      ...(hello.tokens ? [this.section("A token for the robot", token, "On the service's machine.")] : []),
+      ...Object.values(policy?.clients ?? {}).map((client) => this.client(client)),
+      sdk,
+    ];
   }
 
   client(client) {

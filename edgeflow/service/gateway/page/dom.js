@@ -1,6 +1,7 @@
 // Nodes of the page, made and changed without markup. Texts from outside go through `outside`.
 
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/gu;
+const STACKED = /(\p{M}{2})\p{M}+/gu; // marks on top of each other would cover the page
 const MOST = 300; // characters of one text
 
 /** An element with properties, `class` and `data` among them, and children. */
@@ -42,7 +43,7 @@ export function attribute(node, name, value) {
 /** A text from outside: no control characters, no change of direction, not longer than the page can bear. */
 export function outside(value, most = MOST) {
   const text = typeof value === "string" ? value : value == null ? "" : String(value);
-  const start = text.slice(0, most + 1).replace(CONTROLS, "\ufffd").replace(/[\n\t]+/g, " ");
+  const start = text.slice(0, most + 1).replace(CONTROLS, "\ufffd").replace(STACKED, "$1").replace(/[\n\t]+/g, " ");
   return text.length > most ? `${start.slice(0, most)}…` : start;
 }
 

@@ -3,7 +3,7 @@
 import { frontOf, limitText, reasonText, StateBadge, Strip } from "./cards.js";
 import { Canvas, chunkWindow, drawChunk, drawLatency } from "./charts.js";
 import { attribute, foreign, h, mark, match, outside, put, show } from "./dom.js";
-import { clock, count, duration, known, meaning, number, percent, rate, span } from "./words.js";
+import { clock, count, duration, hertz, known, meaning, number, percent, rate, span } from "./words.js";
 
 const EVENTS = 30;
 const OUTCOMES = ["acted", "superseded", "rejected", "dropped"];
@@ -36,7 +36,7 @@ class Chunks {
     this.canvases = robot.facts.actions.slice(0, 32).map(({ name, unit, relative }) => {
       const node = h("canvas", { role: "img" });
       const title = foreign("figcaption");
-      put(title, outside(`${name}${unit ? ` in ${unit}` : ""}${relative ? " per action" : ""}`, 60));
+      put(title, `${outside(name, 40)} (${outside(unit, 20)}${relative ? " per action" : ""})`.replace("()", ""));
       return { canvas: new Canvas(node), name: outside(name, 40), unit: outside(unit, 20), element: h("figure", {}, title, node) };
     });
     this.grid = h("div", { class: "dimensions" }, ...this.canvases.map((each) => each.element));
@@ -86,8 +86,7 @@ class Chunks {
 /** The row of the newest chunk that is due now. */
 function due(robot, now) {
   const chunk = robot.chunks.at(-1);
-  const step = robot.facts.step_ms || robot.facts.period_ms || 50;
-  return chunk?.values[Math.max(0, Math.min(chunk.values.length - 1, Math.floor((now - chunk.time) / step)))];
+  return chunk?.values[Math.max(0, Math.min(chunk.values.length - 1, Math.floor((now - chunk.time) / chunk.step)))];
 }
 
 /** What became of frames, as a bar and as numbers. */
@@ -149,16 +148,19 @@ class View {
     this.eventNumbers = new WeakMap();
     this.number = 0;
     this.noEvents = h("p", { class: "muted" }, "None while this page watched.");
-    this.title = foreign("h2");
-    put(this.title, outside(`#${facts.session} ${facts.principal || ""}`, 60).trim());
+    const principal = foreign("span");
+    put(principal, outside(facts.principal, 60));
+    this.title = h("h2", {}, `#${facts.session} `, principal);
+    this.jump = h("button", { class: "jump", type: "button" }, "Operate");
+    const who = foreign("span", "who");
+    put(who, outside(`${facts.model || "policy"} · ${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
     this.element = h(
       "div",
       { class: "view" },
-      h("header", { class: "head" }, this.title, this.badge.element, this.reason, this.task),
+      h("header", { class: "head" }, this.title, this.badge.element, this.reason, who, this.jump, this.task),
       this.warnings,
       h("div", { class: "figures" }, ...[this.latency, this.rate, this.frames, this.passes].map((each) => each.element)),
-      h("div", { class: "cameras" }, ...cameras),
-      box("Latency of each action, in ms, over the last minute", this.chart),
+      h("div", { class: "sight" }, h("div", { class: "cameras" }, ...cameras), box("Latency of each action, in ms", this.chart)),
       this.chunks.element,
     );
     this.side = h("div", { class: "aside" }, box("Session", this.facts), this.outcomes.element, box("HOLD, STOP and notices", this.noEvents, this.events), this.stateBox);
@@ -178,10 +180,10 @@ class View {
     put(this.task, outside(robot.status.instruction));
     show(this.task, Boolean(robot.status.instruction));
     this.latency.update(duration(figures.p50), `p99 ${span(figures.p99)} · ${limitText(robot)}`);
-    mark(this.latency.element, "over", Boolean(robot.facts.max_age_ms) && figures.p99 > robot.facts.max_age_ms);
+    mark(this.latency.element, "over", Boolean(robot.limit) && figures.p99 > robot.limit);
     const { rate_hz: hz, age_ms: age } = robot.status.forecast ?? {};
-    this.rate.update([rate(figures.rate), "Hz"], known(hz) ? `forecast ${rate(hz)} Hz, ${span(age)}` : "");
-    this.frames.update([rate(figures.frames), "Hz"], robot.facts.period_ms ? `declared ${rate(1000 / robot.facts.period_ms)} Hz` : "");
+    this.rate.update([rate(figures.rate), "Hz"], known(hz) ? `forecast ${hertz(hz)}, ${span(age)}` : "");
+    this.frames.update([rate(figures.frames), "Hz"], robot.facts.period_ms ? `declared ${hertz(1000 / robot.facts.period_ms)}` : "");
     this.passes.update([known(figures.passes) ? figures.passes.toFixed(1) : "–", ""], robot.status.mode ? outside(`mode ${robot.status.mode}`, 40) : "");
     drawLatency(this.canvas, robot, now);
     if (now - this.spoken > SPOKEN_MS) {
@@ -277,10 +279,12 @@ export class Focus {
     if (!robot) return;
     if (!this.view) {
       this.view = new View(robot, this.pictures);
+      this.view.jump.addEventListener("click", () => this.operate.scrollIntoView());
       this.main.append(this.view.element);
       this.main.append(this.view.side);
     }
     put(this.back, `All robots (${count(this.store.open().length, "robot")})`);
+    show(this.strip.element, this.store.sessions.size > 1);
     this.strip.update();
     this.view.update(this.store);
   }

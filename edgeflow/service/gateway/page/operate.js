@@ -74,7 +74,10 @@ export class Operate {
       this.result(output, "Sending…");
       try {
         await this.api.request("POST", `/admin/v1/sessions/${session}/${action}`, body);
-        if (session === this.session) this.result(output, done);
+        if (session !== this.session) return;
+        this.result(output, done);
+        button.form?.reset();
+        this.modeFields();
       } catch (error) {
         if (session === this.session) this.result(output, errorText(error), true);
       }
@@ -92,8 +95,8 @@ export class Operate {
     return made;
   }
 
-  form(name, ...children) {
-    const made = h("form", { class: "panel-form", "aria-label": name, noValidate: true }, ...children);
+  form(...children) {
+    const made = h("form", { class: "panel-form", noValidate: true }, ...children);
     made.addEventListener("submit", (event) => event.preventDefault());
     return made;
   }
@@ -108,9 +111,9 @@ export class Operate {
       this.send(this.resumeButton, output, "resume", {}, done);
     });
     this.heldText = foreign("p", "panel-held");
-    this.hold = h("div", {}, field("Reason (the robot gets it)", reason).row, this.holdButton);
-    this.resume = h("div", { hidden: true }, this.heldText, this.resumeButton);
-    const form = this.form("Hold and resume", this.hold, this.resume, output);
+    this.hold = h("div", { class: "panel-form" }, field("Reason (the robot gets it)", reason).row, this.holdButton);
+    this.resume = h("div", { class: "panel-form", hidden: true }, this.heldText, this.resumeButton);
+    const form = this.form(this.hold, this.resume, output);
     form.addEventListener("submit", () => {
       if (this.hold.hidden) return; // Enter in a field that is gone
       this.send(this.holdButton, output, "hold", { reason: reason.value.trim() }, "The robot got HOLD.");
@@ -123,7 +126,7 @@ export class Operate {
     const hint = "Begins a new epoch. An instruction that the robot sends later replaces it.";
     const instruct = h("button", { type: "submit" }, "Instruct");
     const output = this.output();
-    const form = this.form("Instruct", field("New instruction", text, hint).row, instruct, output);
+    const form = this.form(field("New instruction", text, hint).row, instruct, output);
     form.addEventListener("submit", async () => {
       const instruction = text.value.trim();
       if (!instruction) {
@@ -146,7 +149,7 @@ export class Operate {
     const output = this.output();
     const hint = "The service plans again, and rejects a mode that does not fit beside the other robots.";
     const rows = [field("Mode", this.mode, hint), this.depth, this.tolerance, this.passes].map((each) => each.row);
-    const form = this.form("Mode", ...rows, change, output);
+    const form = this.form(...rows, change, output);
     this.mode.addEventListener("change", () => this.modeFields());
     form.addEventListener("submit", () => {
       const mode = this.mode.value;
@@ -172,7 +175,7 @@ export class Operate {
     const reason = textInput();
     const end = h("button", { type: "submit", class: "danger" }, "End session…");
     const output = this.output();
-    const form = this.form("End the session", field("Reason for the end", reason).row, end, output);
+    const form = this.form(field("Reason for the end", reason).row, end, output);
     const back = button("Keep it", "", () => this.confirmation.close());
     const sure = button("End session", "danger", () => {
       this.confirmation.close();

@@ -85,8 +85,9 @@ function quoted(text) {
 }
 
 // The embedded model reads one line of fixed form and only words that it was trained on
-// (edgeflow/embedded/chat_model/README.md). What has no such word is left out: then it answers that the state does not
-// give it, and does not guess.
+// (edgeflow/embedded/chat_model/README.md). An item is given, and its question offered, only where it has such words.
+// Without an arm, a gripper and objects it misreads the others, so the line has some; nothing is asked about them.
+const LINE_START = "Robot state: arm x+00 y+00 z00; gripper open; holding nothing; objects 0";
 const LINE_MODES = ["serial", "pipelined", "depth"];
 const LINE_TASK =
   /^(reach|grasp|push|lift|watch) the (red|green|blue|orange|purple|yellow|white|black) (cube|ball|plate|cup|box|ring)$/;
@@ -97,17 +98,17 @@ const LINE_FAULTS = {
   WORKER_RESTARTING: "worker lost",
 };
 
-/** The facts about the robot shown that the embedded model can read. */
+/** The line about the robot shown that the embedded model reads, and the questions that it answers from it. */
 export function robotLine(store) {
   const { status, answers } = store.focus;
-  const items = [];
-  if (LINE_TASK.test(status.instruction)) items.push(`task ${status.instruction}`);
-  if (LINE_MODES.includes(status.mode)) items.push(`mode ${status.mode}`);
+  const given = [];
+  if (LINE_TASK.test(status.instruction)) given.push(["What is the task?", `task ${status.instruction}`]);
+  if (LINE_MODES.includes(status.mode)) given.push(["Which mode is on?", `mode ${status.mode}`]);
   const fps = Math.round(store.figures(store.focus).rate);
-  if (fps < 100) items.push(`fps ${String(fps).padStart(2, "0")}`);
+  if (fps < 100) given.push(["What is the fps?", `fps ${String(fps).padStart(2, "0")}`]);
   const latency = answers.length ? Math.round(answers.get(1, answers.length - 1)) : NaN;
-  if (latency < 1000) items.push(`age ${String(latency).padStart(3, "0")} ms`);
+  if (latency < 1000) given.push(["How old is the last action?", `age ${String(latency).padStart(3, "0")} ms`]);
   const fault = status.state === "acting" && !status.warnings?.length ? "none" : LINE_FAULTS[status.reason];
-  if (fault) items.push(`faults ${fault}`);
-  return `Robot state: ${items.join("; ")}`;
+  if (fault) given.push(["Is anything wrong?", `faults ${fault}`]);
+  return { line: [LINE_START, ...given.map(([, item]) => item)].join("; "), questions: given.map(([question]) => question) };
 }

@@ -1,7 +1,7 @@
 // The service itself: worker, passes against the forecast, room on the device, chat, models, clients, log.
 
 import { foreign, h, mark, match, outside, put, show } from "./dom.js";
-import { clock, count, known, percent, rate, span } from "./words.js";
+import { clock, count, exact, known, percent, rate } from "./words.js";
 
 const LINES = 100; // of the log that are shown
 const WORKER = { ready: ["good", "Ready"], starting: ["busy", "Starting"], lost: ["bad", "Lost"] };
@@ -43,7 +43,7 @@ export class Service {
     this.store = store;
     this.root = root;
     this.worker = new Tile("Worker");
-    this.passes = new Tile("Passes");
+    this.passes = new Tile("Pass time");
     this.device = new Tile("Device");
     this.chat = new Tile("Chat");
     this.recording = new Tile("Recording");
@@ -68,7 +68,7 @@ export class Service {
     show(this.bar.element, known(share) || known(left));
     if (known(left)) {
       const room = left > 0.005;
-      const note = [room ? "room for more robots" : "no further robot", known(share) ? `${percent(share)} busy` : ""];
+      const note = [room ? "room for more" : "no room for more", known(share) ? `${percent(share)} busy` : ""];
       this.device.update(room ? `${percent(left)} free` : "Full", note.filter(Boolean).join(" · "), room ? "" : "busy");
     } else this.device.update(known(share) ? `${percent(share)} busy` : "–", "");
     show(this.chat.element, Boolean(chat));
@@ -81,13 +81,10 @@ export class Service {
   }
 
   #passes(passes) {
-    if (!passes || !known(passes.ms)) {
-      this.passes.update(passes?.per_s ? `${rate(passes.per_s)} per s` : "None now", known(passes?.forecast_ms) ? `forecast ${span(passes.forecast_ms)} each` : "");
-      return;
-    }
-    const late = known(passes.forecast_ms) && passes.ms > 1.5 * passes.forecast_ms;
-    const forecast = known(passes.forecast_ms) ? `forecast ${span(passes.forecast_ms)} · ` : "";
-    this.passes.update(`${span(passes.ms)} each`, `${forecast}${rate(passes.per_s)} per s`, late ? "busy" : "");
+    const forecast = passes?.forecast_ms > 0 ? `forecast ${exact(passes.forecast_ms)}` : "";
+    if (!(passes?.ms > 0)) return this.passes.update("None now", forecast);
+    const late = passes.forecast_ms > 0 && passes.ms > 1.5 * passes.forecast_ms;
+    return this.passes.update(exact(passes.ms), [forecast, `${rate(passes.per_s)} per s`].filter(Boolean).join(" · "), late ? "busy" : "");
   }
 }
 

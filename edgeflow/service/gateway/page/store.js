@@ -14,7 +14,7 @@ const OUTCOMES = 40;
 const SEAMS = 16;
 const DIMENSIONS = 32;
 const ENDED = 5;
-const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "execution", "warnings"];
+const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "limit_ms", "execution", "warnings"];
 
 /** Rows of numbers, the newest `capacity` of them. The first column is a time. */
 export class Series {
@@ -72,6 +72,16 @@ export class Robot {
     return `#${this.session}`;
   }
 
+  /** The age that an action may have, in ms: as the robot asked, or as the service chose; null for any. */
+  get limit() {
+    return this.facts.max_age_ms ?? this.status.limit_ms ?? null;
+  }
+
+  /** Time between the rows of a chunk in ms; for single actions, between actions. */
+  get step() {
+    return this.facts.step_ms || this.facts.period_ms || 50;
+  }
+
   /** Drop what only the large view shows. */
   forget() {
     this.chunks = [];
@@ -87,7 +97,10 @@ export class Robot {
     }
     while (this.states.length > 2 && (this.states.length > 200 || this.states[1].time < time - WINDOW_MS)) this.states.shift();
     this.#answers(time, list(update.answers), Math.min(1000, Math.max(1, time - since)), update.frames);
-    for (const [disposition, reason, n] of list(update.outcomes)) count(this.outcomes, `${disposition} ${reason ?? ""}`.trim(), n, OUTCOMES);
+    const outcomes = list(update.outcomes);
+    const acted = list(update.answers).length;
+    if (acted && !outcomes.some(([disposition]) => disposition === "acted")) count(this.outcomes, "acted", acted, OUTCOMES);
+    for (const [disposition, reason, n] of outcomes) count(this.outcomes, `${disposition} ${reason ?? ""}`.trim(), n, OUTCOMES);
     this.events.push(...list(update.events));
     if (this.events.length > EVENTS) this.events.splice(0, this.events.length - EVENTS);
     if (update.detail) this.#detail(time, update.detail);
@@ -109,7 +122,7 @@ export class Robot {
   #detail(time, detail) {
     for (const chunk of list(detail.chunks)) {
       const values = list(chunk.values).map((row) => Float32Array.from(list(row).slice(0, DIMENSIONS)));
-      if (values.length && known(chunk.time)) this.chunks.push({ seq: chunk.seq, time: chunk.time, values });
+      if (values.length && known(chunk.time)) this.#chunk(chunk.seq, chunk.time, chunk.step_ms || this.step, values);
     }
     const old = time - WINDOW_MS;
     while (this.chunks.length > CHUNKS || this.chunks[0]?.time < old) this.chunks.shift();
@@ -119,6 +132,13 @@ export class Robot {
     }
     while (this.executed.length > EXECUTED || this.executed[0]?.time < old) this.executed.shift();
     if (detail.state) this.state = list(detail.state).slice(0, 256);
+  }
+
+  /** Single actions are in force until the next one. */
+  #chunk(seq, time, step, values) {
+    const last = this.chunks.at(-1);
+    if (last?.values.length === 1) last.until = last.time + Math.min(Math.max(0, time - last.time), 1000);
+    this.chunks.push({ seq, time, step, values, until: time + step * values.length });
   }
 
   /** Rates and percentiles of the last seconds up to `end`, the time of the last batch; from: where counting may begin. */

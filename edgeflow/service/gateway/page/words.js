@@ -1,5 +1,7 @@
 // Numbers and states as people read them.
 
+const NBSP = "\u00a0";
+
 const REASONS = {
   ACTION_TOO_OLD: "action would be too old",
   ACT_TIMEOUT: "no answer in time",
@@ -44,17 +46,24 @@ export function duration(ms) {
   return [Math.round(value).toString(), unit];
 }
 
-export const span = (ms) => duration(ms).join(" ").trim();
+/** Number and unit as one word, which no line break parts. */
+export const span = (ms) => duration(ms).join(NBSP).trim();
 
 /** How long something has lasted, in whole seconds or more. */
 export function lasting(ms) {
   if (!known(ms)) return "";
-  return ms < 1000 ? "just now" : ms < 60_000 ? `${Math.floor(ms / 1000)} s` : span(Math.max(ms, 99_500));
+  return ms < 1000 ? "just now" : ms < 60_000 ? `${Math.floor(ms / 1000)}${NBSP}s` : span(Math.max(ms, 99_500));
 }
 
 export const rate = (hz) => (known(hz) ? (hz < 99.95 ? hz.toFixed(1) : hz.toFixed(0)) : "–");
 
-export const percent = (share) => (known(share) ? `${Math.round(100 * share)} %` : "–");
+export const percent = (share) => (known(share) ? `${Math.round(100 * share)}${NBSP}%` : "–");
+
+/** A rate with its unit. */
+export const hertz = (hz) => `${rate(hz)}${NBSP}Hz`;
+
+/** A time that is compared with another one: with a decimal up to 100 ms. */
+export const exact = (ms) => (known(ms) && ms >= 9.95 && ms < 99.95 ? `${ms.toFixed(1)}${NBSP}ms` : span(ms));
 
 export const count = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
