@@ -47,7 +47,8 @@ def chromium() -> str | None:
 
 def button(words: str) -> str:
     """The expression of the first visible button with these words; null where there is none."""
-    return f"[...document.querySelectorAll('button')].find(each => each.checkVisibility() && each.textContent === {words!r})"
+    wanted = f"each.checkVisibility() && each.textContent === {words!r}"
+    return f"[...document.querySelectorAll('button')].find(each => {wanted})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ class Browser:
         return PageMemory(int(bytes_held), counted["nodes"], counted["jsEventListeners"])
 
     def other_hosts(self, address: str) -> list[str]:
-        """What was asked of another host than that of an address."""
+        """The addresses asked that are of another host than this one."""
         parts = [(each, urlsplit(each)) for each in self.asked]
         own = urlsplit(address).netloc
         return [each for each, part in parts if part.scheme not in OF_THE_PAGE and part.netloc != own]

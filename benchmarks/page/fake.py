@@ -15,7 +15,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,7 +37,7 @@ SILENT_CHECK_S = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageScene:
-    """What the page is shown."""
+    """A scene for the page."""
 
     robots: int
     hostile: bool = False

@@ -3,8 +3,8 @@
     .venv/bin/python -m benchmarks.page.hold --json FILE
 
 A robot with the SDK sends images at 20 Hz to a service. Chromium shows it, and its mouse presses the button; then
-POST /admin/v1/sessions/ID/hold is sent by itself. Both times end where the SDK tells the robot's program. Robot, service
-and browser share the processors.
+POST /admin/v1/sessions/ID/hold is sent by itself. Both times end where the SDK calls the robot's program. Robot,
+service and browser share the processors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -40,9 +41,9 @@ def main() -> None:
     arguments = parser.parse_args()
     facts = machine_facts()
     with light_policy(1, chat={"enabled": False}, **OVERCOMMIT) as config, ServiceUnderTest(config) as service:
-        with Fleet(service.address, 1, RATE_HZ, POLL_S) as fleet:
+        fleet = Fleet(service.address, 1, RATE_HZ, POLL_S)
+        with fleet:
             clicked = asyncio.run(_by_page(service, fleet, arguments.count))
-            print(f"by the page: {clicked[-1]:.1f} ms the last of {len(clicked)}", flush=True)
             asked = _by_http(service, fleet, arguments.count)
             fleet.finish()
     figures = {"page": _figures(clicked), "http": _figures(asked)}
@@ -62,7 +63,12 @@ async def _by_page(service: ServiceUnderTest, fleet: Fleet, count: int) -> list[
             await tab.appear(1280, 800, dark=False)
             await tab.open(f"http://127.0.0.1:{service.port('http')}/#robot-{session}")
             await tab.until(HOLD)
-            return [await _click_hold(tab, fleet, number) for number in range(count)]
+            found = []
+            for number in range(count):
+                found.append(await _click_hold(tab, fleet, number))
+                if number % 20 == 0:
+                    print(f"by the page: {number + 1} of {count}", file=sys.stderr, flush=True)
+            return found
 
 
 async def _click_hold(tab: Browser, fleet: Fleet, seed: int) -> float:

@@ -1,4 +1,4 @@
-"""What a page looks like, read from its document: layout, texts, and the findings of axe."""
+"""The look of a page, read from its document: layout, texts, and the findings of axe."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LAYOUT = """
   const clipped = each => each !== null && each !== document.documentElement
     && (getComputedStyle(each).overflowX !== "visible" || clipped(each.parentElement));
   const place = ({localName, id, className}) => `${localName}${id && "#" + id}${className && "." + className}`;
-  const wide = [...document.body.querySelectorAll("*")]
-    .filter(each => each.checkVisibility() && each.getBoundingClientRect().right > width + 1 && !clipped(each.parentElement));
+  const leaves = each => each.checkVisibility() && each.getBoundingClientRect().right > width + 1;
+  const wide = [...document.body.querySelectorAll("*")].filter(each => leaves(each) && !clipped(each.parentElement));
   return {
     wide: [...new Set(wide.map(place))].slice(0, 20),
     scroll_px: Math.max(0, document.documentElement.scrollWidth - width),
@@ -65,13 +65,13 @@ SERIOUS = ("serious", "critical")
 async def findings_of_axe(tab: Browser, axe: str) -> list[str]:
     """Serious and critical findings of axe about the page as it is shown, each with its places.
 
-    axe runs in a world of its own, so that neither it nor the page's policy stands in the other's way.
+    axe runs in a separate world, so that neither it nor the page's policy stands in the other's way.
     """
     world = await tab.own_world()
     await tab.evaluate(f"{axe};undefined", world)
     found: Sequence[Mapping[str, Any]] = await tab.evaluate(
-        "axe.run(document, {resultTypes: ['violations']}).then(found => JSON.parse(JSON.stringify("
-        "found.violations.map(({id, impact, nodes}) => ({id, impact, places: nodes.map(each => each.target.join(' '))})))))",
+        "axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map("
+        "({id, impact, nodes}) => ({id, impact, places: nodes.map(each => each.target.join(' '))})))",
         world,
     )
     return [f"{each['id']}: {json.dumps(each['places'][:5])}" for each in found if each["impact"] in SERIOUS]

@@ -4,9 +4,9 @@
 
 Each round measures a service three times, in changing order: twice without a viewer, and once with one that reads the
 events and pictures of 20 robots as the page does. The two without are alike, so that the ratio between them is the
-noise. Robots send 640x480 JPEG images to a policy of two tokens. Control's processor time per frame is noisier than what
-a viewer adds to it, so the calls of the observer, in control, are timed by themselves, too. At the end the page itself
-is open once, in Chromium on the same processors.
+noise. Robots send 640x480 JPEG images to a policy of two tokens. Control's processor time per frame is noisier than
+what a viewer adds to it, so the calls of the observer, in control, are timed by themselves, too. At the end the page
+itself is open once, in Chromium on the same processors.
 """
 
 from __future__ import annotations

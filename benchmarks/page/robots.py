@@ -1,4 +1,4 @@
-"""Simulated robots of the live page: what a service would report about them, as functions of the time."""
+"""Simulated robots of the live page: reports of a service about them, as functions of the time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTROLS = "nul\0 bell\a escape\x1b[31m red\r\nline\x85line\u2028line\u2029\ttab
 OVERRIDES = "\u202eoverridden\u202c \u2066\u2067 isolated \u200f\u061c אבג"
 STACKED = "Z" + "\u0335\u0322\u0360" * 200
 TEXTS = (MARKUP, LONG, CONTROLS, OVERRIDES, STACKED, "javascript:document.title='injected'", "__proto__", "")
-"""What breaks a page that takes it for anything but text."""
+"""Texts that break a page that takes them for anything else."""
 MODES = ("auto", "serial", "pipelined", "depth", "speculative")
 HORIZON, WIDTH = 8, 7
 STEP_MS = 50
@@ -45,7 +45,7 @@ class SimulatedRobot:
         return (5, 10, 20)[self.index % 3]
 
     def facts(self) -> dict[str, Any]:
-        """What was declared when the session was opened."""
+        """The declarations of the session."""
         cameras = ("wrist", "top", "left", "right")[: 1 + self.index % 3]
         joints = [f"joint {number}" for number in range(WIDTH - 1)] + ["gripper"]
         return {
@@ -60,7 +60,12 @@ class SimulatedRobot:
                 for number, name in enumerate(cameras)
             ],
             "state": [
-                {"name": self._text(4, "observation.state"), "size": WIDTH, "elements": joints, "units": ["rad"] * WIDTH}
+                {
+                    "name": self._text(4, "observation.state"),
+                    "size": WIDTH,
+                    "elements": joints,
+                    "units": ["rad"] * WIDTH,
+                }
             ],
             "actions": [{"name": self._text(5, name), "unit": "rad", "relative": False} for name in joints],
             "horizon": HORIZON,
@@ -93,7 +98,7 @@ class SimulatedRobot:
         }
 
     def update(self, at_ms: int, until_ms: int, detail: bool) -> dict[str, Any]:
-        """What happened in a span."""
+        """The events of a span."""
         status = self.status(until_ms)
         seqs = range(at_ms * self.rate_hz // 1000, until_ms * self.rate_hz // 1000)
         acting = status["state"] == "acting"

@@ -1,10 +1,9 @@
-"""What the live page shows against what load tests measured: rate, and the median latency.
+"""Rate and median latency as the live page shows them, against those that load tests measured.
 
     .venv/bin/python -m benchmarks.page.shown --json FILE
 
-Robots of three rates drive one policy, whose pass takes 60 ms. Chromium shows the page of the service, and the numbers of
-each robot's card are read once a second. What a load test measures ends where the robot receives the action; what a
-service can show ends where it sends it.
+Robots of three rates drive one policy, whose pass takes 60 ms. Chromium shows the page of the service, and the numbers
+of each robot's card are read once a second.
 """
 
 from __future__ import annotations
@@ -66,8 +65,10 @@ def main() -> None:
         print(json.dumps(row))
     worst = {what: max(abs(row[f"{what}_deviation"]) for row in rows) for what in ("rate", "latency")}
     met = all(each <= BAR for each in worst.values())
-    print(f"worst: rate {worst['rate']:.2%}, latency {worst['latency']:.2%}; at most {BAR:.0%}: {'met' if met else 'missed'}")
-    keep(arguments.json, {**facts, "pass_ms": 1000 * PASS_S, "rows": rows, "worst": worst, "bar": BAR, "met": met})
+    verdict = "met" if met else "missed"
+    print(f"worst: rate {worst['rate']:.2%}, latency {worst['latency']:.2%}; at most {BAR:.0%}: {verdict}")
+    found = {"pass_ms": 1000 * PASS_S, "rows": rows, "worst": worst, "bar": BAR, "met": met}
+    keep(arguments.json, {**facts, **found})
     raise SystemExit(0 if met else 1)
 
 
@@ -80,12 +81,12 @@ async def _both(
             await tab.appear(1280, 800, dark=False)
             await tab.open(f"http://127.0.0.1:{service.port('http')}")
             tests = [asyncio.to_thread(_load, service.address, *load, seconds) for load in LOADS]
-            reading = asyncio.create_task(_shown(tab, service, seconds))
+            reading = asyncio.create_task(_shown(tab, seconds))
             reports = await asyncio.gather(*tests)
             return await reading, {rate: found for (_, rate), found in zip(LOADS, reports, strict=True)}
 
 
-async def _shown(tab: Browser, service: ServiceUnderTest, seconds: float) -> dict[int, list[tuple[float, float]]]:
+async def _shown(tab: Browser, seconds: float) -> dict[int, list[tuple[float, float]]]:
     await asyncio.sleep(WARM_UP_S)
     sessions = await tab.evaluate("fetch('/admin/v1/sessions').then(answer => answer.json())")
     rates = {str(each["session"]): round(1000 / each["period_ms"]) for each in sessions["sessions"]}
@@ -96,7 +97,11 @@ async def _shown(tab: Browser, service: ServiceUnderTest, seconds: float) -> dic
             if rate is None or latency is None:
                 raise RuntimeError(f"the card of session {session} shows no number: {rate}, {latency}")
             found[rates[session]].append((rate, latency))
-        print(f"{time.monotonic() - until:+.0f} s: {sum(map(len, found.values()))} cards read", file=sys.stderr, flush=True)
+        print(
+            f"{time.monotonic() - until:+.0f} s: {sum(map(len, found.values()))} cards read",
+            file=sys.stderr,
+            flush=True,
+        )
         await asyncio.sleep(READ_EVERY_S)
     return found
 
@@ -110,7 +115,7 @@ def _load(address: str, robots: int, rate_hz: int, seconds: float) -> dict[str, 
 
 
 def _row(rate_hz: int, measured: dict[str, Any], shown: list[tuple[float, float]]) -> dict[str, Any]:
-    """What was measured and the median of what was shown, per robot of a rate."""
+    """The figures measured and the medians of those shown, per robot of a rate."""
     rate, latency = measured["fps"] / measured["robots"], measured["age_ms"]["p50"]
     rate_shown, latency_shown = (median(each) for each in zip(*shown, strict=True))
     return {

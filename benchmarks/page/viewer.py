@@ -3,8 +3,8 @@
     python -m benchmarks.page.viewer http://127.0.0.1:8000
     python -m benchmarks.page.viewer http://127.0.0.1:8000 --chromium
 
-It prints how much it received as a line of JSON. By itself it reads and counts, which takes little of the processors that
-it shares with the service; --chromium is the page itself.
+It prints how much it received as a line of JSON. By itself it reads and counts, which takes little of the processors
+that it shares with the service; --chromium is the page itself.
 """
 
 from __future__ import annotations

@@ -62,9 +62,7 @@ def main() -> None:
         "noise_of_age_p99_ratio": spread(
             [each["off again"]["age_p99_ms"] / each["off"]["age_p99_ms"] for each in rounds]
         ),
-        "noise_of_control_us": spread(
-            [each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]
-        ),
+        "noise_of_control_us": spread([each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]),
     }
     for what, figure in figures.items():
         print(f"{what}: median {figure['median']:.3f}, quarters {figure['lower']:.3f} to {figure['upper']:.3f}")
@@ -125,7 +123,7 @@ def camera_image(seed: int) -> bytes:
 
 
 def load(address: str, seconds: float, robots: int = ROBOTS, rate_hz: int = RATE_HZ) -> dict[str, Any]:
-    """What all robots of a load test found together."""
+    """The figures of all robots of a load test."""
     with load_words(address, seconds, robots, rate_hz) as words:
         done = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # 1: the machine was late
     total: dict[str, Any] = json.loads(done.stdout)["total"]
