@@ -6,7 +6,7 @@ import { chatModel, robotFacts, robotLine } from "./prompt.js";
 import { ApiError } from "./stream.js";
 
 const PROMPT_TOKENS = 1500;
-const ANSWER_TOKENS = 256;
+const ANSWER_TOKENS = 256; // room for an answer
 const CHARACTERS_PER_TOKEN = 3; // English facts with many numbers, cautiously
 const QUESTIONS = ["What is this robot doing?", "Is its latency within the limit?", "What should I look at?"];
 const HELD_QUESTION = "Why does this robot hold?";
@@ -164,7 +164,7 @@ export class Ask {
       { role: "system", content: system },
       { role: "user", content: content.length === 1 ? question : content },
     ];
-    const body = { model: model.id, stream: true, max_tokens: ANSWER_TOKENS, messages };
+    const body = { model: model.id, stream: true, messages };
     const headers = { "content-type": "application/json" };
     const options = { method: "POST", headers, body: JSON.stringify(body), signal };
     const response = await this.api.fetch("/v1/chat/completions", options);

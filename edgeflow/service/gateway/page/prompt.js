@@ -34,11 +34,11 @@ function robotLines(store, robot) {
   const figures = store.figures(robot);
   const limit = known(facts.max_age_ms) ? `the limit is ${Math.round(facts.max_age_ms)} ms` : "no limit was asked for";
   const latency = known(figures.p50) ? `p50 ${Math.round(figures.p50)} ms, p99 ${Math.round(figures.p99)} ms` : "no answers";
-  const outcomes = [...robot.outcomes].map(([name, n]) => `${name} ${n}`).join(", ");
+  const outcomes = [...robot.outcomes].map(outcomeText).join(", ");
   const warnings = (status.warnings ?? []).map((each) => outside(each.text)).join("; ");
   return [
     `Time: ${clock(now)}`,
-    `Robot: session ${robot.session}, model ${outside(facts.model)}, connected for ${lasting(now - facts.opened)}`,
+    `Robot: session ${robot.session}, model ${outside(facts.model) || "of the service"}, connected ${since(now - facts.opened)}`,
     `Instruction: ${quoted(status.instruction) || "none"} (epoch ${status.epoch})`,
     `State: ${stateText(status, now)}`,
     ...heldLines(status.operator, now),
@@ -51,7 +51,7 @@ function robotLines(store, robot) {
 }
 
 function stateText(status, now) {
-  const text = `${stateOf(status.state).word} for ${lasting(now - status.since) || "an unknown time"}`;
+  const text = `${stateOf(status.state).word} ${since(now - status.since)}`;
   if (!status.reason) return text;
   const words = meaning(status.reason);
   return `${text}, reason ${outside(status.reason)}${words && ` (${words})`}`;
@@ -61,7 +61,7 @@ function heldLines(operator, now) {
   if (!operator) return [];
   const by = operator.by ? ` by ${quoted(operator.by)}` : "";
   const why = quoted(operator.reason) || "none given";
-  return [`An operator holds the robot until it is resumed:${by} for ${lasting(now - operator.since)}, reason ${why}`];
+  return [`Held${by} ${since(now - operator.since)} until an operator resumes it, reason ${why}`];
 }
 
 function serviceLines(store) {
@@ -78,6 +78,16 @@ function serviceLines(store) {
 function eventLine(event) {
   const text = outside(event.text);
   return `- ${clock(event.time)} ${[event.kind, event.reason].filter(Boolean).map((each) => outside(each)).join(" ")}${text && `: ${text}`}`;
+}
+
+function outcomeText([name, n]) {
+  const [disposition, reason] = name.split(" ");
+  const words = meaning(reason) || outside(reason);
+  return `${n} ${disposition}${words && ` (${words})`}`;
+}
+
+function since(ms) {
+  return ms < 1000 ? "just now" : `for ${lasting(ms) || "an unknown time"}`;
 }
 
 function quoted(text) {

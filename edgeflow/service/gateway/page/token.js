@@ -11,7 +11,7 @@ export class Token {
   constructor(root) {
     this.waiting = null;
     this.value = sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
-    this.button = button("", "quiet", () => (this.value ? this.forget("The token was forgotten.") : this.ask()));
+    this.button = button("", "quiet", () => (this.value ? this.leave() : this.ask()));
     this.dialog = this.build();
     root.append(this.button, this.dialog);
     this.update();
@@ -36,13 +36,22 @@ export class Token {
     return this.waiting.promise;
   }
 
-  /** Drop the token, for instance after a 401, and ask for another one. */
+  /** Drop the token that the service rejects, and ask for another one. */
   forget(why) {
+    this.drop();
+    return this.ask(why);
+  }
+
+  /** Drop the token and all that it showed. */
+  leave() {
+    this.drop();
+    location.reload();
+  }
+
+  drop() {
     this.value = "";
     sessionStorage.removeItem(KEY);
     localStorage.removeItem(KEY);
-    this.update();
-    return this.ask(why);
   }
 
   update() {
