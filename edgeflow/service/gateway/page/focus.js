@@ -153,7 +153,7 @@ class View {
     this.title = h("h2", {}, `#${facts.session} `, principal);
     this.jump = h("button", { class: "jump", type: "button" }, "Operate");
     const who = foreign("span", "who");
-    put(who, outside(`${facts.model || "policy"} · ${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
+    put(who, outside(`${facts.model ? `${facts.model} · ` : ""}${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
     this.element = h(
       "div",
       { class: "view" },
