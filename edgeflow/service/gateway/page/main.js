@@ -38,7 +38,7 @@ class Page {
     this.counts = new Map();
     this.news = [];
     this.said = 0;
-    this.asked = false;
+    this.follow = null;
     this.wanted = 0;
     this.stream = new EventStream(this.api, {
       event: (type, value) => this.#event(type, value),
@@ -50,7 +50,7 @@ class Page {
   }
 
   #listen() {
-    addEventListener("hashchange", () => this.#route());
+    addEventListener("hashchange", () => this.#route(true));
     addEventListener("resize", () => this.draw());
     document.addEventListener("visibilitychange", () => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#recolour());
@@ -109,15 +109,17 @@ class Page {
     this.stream.open();
   }
 
-  /** What the address asks for; one robot alone is shown at once. */
-  #route() {
+  /** What the address asks for; one robot alone is shown at once. chosen: by a person, whose keyboard follows. */
+  #route(chosen = false) {
     const match = /^#robot-(\d+)$/.exec(location.hash);
     const open = this.store.open();
     let wanted = match ? Number(match[1]) : null;
     if (wanted === null && location.hash !== "#robots" && open.length === 1) wanted = open[0].session;
     if (wanted !== null && this.store.hello && !this.store.sessions.has(wanted)) wanted = open.length === 1 ? open[0].session : null;
-    if (wanted === this.store.shown) return;
+    const before = this.store.shown;
+    if (wanted === before) return;
     this.store.show(wanted);
+    if (chosen) this.follow = () => (wanted === null ? this.cards.focus(before) : this.focus.title?.focus());
     this.stream.open(wanted === null ? [] : [wanted]);
     scrollTo({ top: 0 });
     this.draw();
@@ -136,6 +138,8 @@ class Page {
     if (!focus) this.cards.update();
     this.focus.update();
     for (const part of this.parts) part.update();
+    this.follow?.();
+    this.follow = null;
   }
 
   #header(robots) {
