@@ -2,7 +2,7 @@
 
 import { Cards } from "./cards.js";
 import { forgetColours } from "./charts.js";
-import { h, mark, match, put, show } from "./dom.js";
+import { h, mark, match, outside, put, show } from "./dom.js";
 import { Focus } from "./focus.js";
 import { Pictures } from "./pictures.js";
 import { More, Service } from "./service.js";
@@ -12,7 +12,7 @@ import { Token } from "./token.js";
 import { Operate } from "./operate.js";
 import { Ask } from "./ask.js";
 import { Connect } from "./connect.js";
-import { lasting, meaning, stateOf } from "./words.js";
+import { clock, lasting, meaning, stateOf } from "./words.js";
 
 const THEMES = ["system", "light", "dark"];
 const QUIET_MS = 3000; // between announcements
@@ -134,6 +134,9 @@ class Page {
     show(byId("robots"), robots.length > 0 && !focus);
     show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
+    const [last] = store.ended;
+    show(byId("ended"), empty && Boolean(last));
+    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${meaning(last.code) || last.reason || last.code}`));
     this.#lost();
     if (!focus) this.cards.update();
     this.focus.update();
@@ -163,7 +166,7 @@ class Page {
     document.body.classList.toggle("stale", Boolean(hello) && connection.state !== "live" && connection.state !== "connecting");
     show(byId("lost"), lost);
     if (!lost) return;
-    const old = hello ? `What is shown is ${lasting(Date.now() - connection.since)} old.` : "The service does not answer.";
+    const old = hello ? `What is shown is ${lasting(Date.now() - this.store.heard)} old.` : "The service does not answer.";
     put(byId("lost-title"), "Not connected.");
     put(byId("lost-text"), `${old} Robots do not depend on this page. Trying again.`);
   }
