@@ -40,8 +40,8 @@ export class Ask {
     this.asked = foreign("p", "ask-asked");
     this.answer = foreign("p", "ask-answer");
     this.state = h("p", { class: "panel-result", role: "status" });
-    this.facts = h("pre", { class: "ask-facts", tabIndex: 0, dir: "auto", "aria-label": "What the model is told" });
-    this.told = h("details", {}, h("summary", {}, "What the model is told"), this.facts);
+    this.facts = h("pre", { class: "ask-facts", tabIndex: 0, dir: "auto", "aria-label": "What the model receives" });
+    this.told = h("details", {}, h("summary", {}, "What the model receives"), this.facts);
     const buttons = h("div", { class: "panel-buttons" }, this.askButton, this.stopButton);
     this.free = field("Question about this robot", this.question).row;
     this.form = h("form", { class: "panel-form" }, this.suggestions, this.free, this.picture.row, buttons);

@@ -41,6 +41,7 @@ export const frontOf = (facts) => facts.front || "gRPC";
 
 class Card {
   constructor(robot, pictures) {
+    this.session = robot.session;
     this.badge = new StateBadge();
     this.title = h("a", { class: "title", href: `#robot-${robot.session}` }, `#${robot.session}`);
     this.who = foreign("span", "who");
@@ -125,6 +126,11 @@ export class Cards {
     const made = (robot) => new Card(robot, this.pictures);
     const key = (robot) => `${robot.session} ${robot.facts.opened}`;
     match(this.root, this.cards, robots, key, made, (card, robot) => card.update(robot, this.store));
+  }
+
+  /** Move the keyboard to the card of a robot. */
+  focus(session) {
+    for (const { title, session: own } of this.cards.values()) if (own === session) title.focus();
   }
 
   /** Small cards where large ones would not fit on the screen. */

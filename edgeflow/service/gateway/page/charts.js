@@ -186,7 +186,35 @@ export function chunkWindow(robot) {
   const { horizon } = robot.facts;
   const length = Math.max(1, horizon) * robot.step;
   const ahead = Math.min(20_000, Math.max(horizon > 1 ? length : 0, 250));
-  return [-Math.min(30_000, Math.max(2.2 * length, 2000)), ahead];
+  return [-Math.min(30_000, Math.max(2.2 * length, horizon > 1 ? 2000 : 5000)), ahead];
+}
+
+/** Chunks as lines through their rows; the newest one stands out. */
+function drawRows(context, chunks, from, dimension, x, y) {
+  for (const chunk of chunks) {
+    if (chunk.until < from) continue;
+    const newest = chunk === chunks.at(-1);
+    context.globalAlpha = newest ? 1 : 0.38;
+    context.lineWidth = newest ? 2.4 : 1.3;
+    context.beginPath();
+    chunk.values.forEach((row, at) => context[at ? "lineTo" : "moveTo"](x(chunk.time + at * chunk.step), y(row[dimension])));
+    context.stroke();
+  }
+}
+
+/** Single actions as one line of steps: each is in force until the next one. */
+function drawSteps(context, chunks, from, dimension, x, y) {
+  context.lineWidth = 1.8;
+  context.beginPath();
+  let until = -Infinity;
+  for (const chunk of chunks) {
+    if (chunk.until < from) continue;
+    const level = y(chunk.values[0][dimension]);
+    context[chunk.time - until < 1 ? "lineTo" : "moveTo"](x(chunk.time), level);
+    context.lineTo(x(chunk.until), level);
+    until = chunk.until;
+  }
+  context.stroke();
 }
 
 /** One dimension of the actions: commanded chunks as lines, executed rows as dots, and now. */
@@ -207,20 +235,9 @@ export function drawChunk(canvas, robot, dimension, now) {
   context.beginPath();
   context.rect(left, 0, width - left - right, height - bottom + 1);
   context.clip();
-  robot.chunks.forEach((chunk, index) => {
-    if (chunk.until < now + past) return;
-    const newest = index === robot.chunks.length - 1;
-    context.globalAlpha = newest ? 1 : 0.38;
-    context.lineWidth = newest ? 2.4 : 1.3;
-    context.strokeStyle = commanded;
-    context.beginPath();
-    chunk.values.forEach((row, at) => {
-      const from = x(chunk.time + at * chunk.step);
-      if (chunk.values.length > 1) context[at ? "lineTo" : "moveTo"](from, y(row[dimension]));
-      else context.moveTo(from, y(row[dimension])), context.lineTo(x(chunk.until), y(row[dimension]));
-    });
-    context.stroke();
-  });
+  context.strokeStyle = commanded;
+  const draw = robot.facts.horizon > 1 ? drawRows : drawSteps;
+  draw(context, robot.chunks, now + past, dimension, x, y);
   context.globalAlpha = 1;
   context.fillStyle = executed;
   for (const { time, values } of robot.executed) {

@@ -150,10 +150,10 @@ class View {
     this.noEvents = h("p", { class: "muted" }, "None while this page watched.");
     const principal = foreign("span");
     put(principal, outside(facts.principal, 60));
-    this.title = h("h2", {}, `#${facts.session} `, principal);
+    this.title = h("h2", { tabIndex: -1 }, `#${facts.session} `, principal);
     this.jump = h("button", { class: "jump", type: "button" }, "Operate");
     const who = foreign("span", "who");
-    put(who, outside(`${facts.model || "policy"} · ${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
+    put(who, outside(`${facts.model ? `${facts.model} · ` : ""}${frontOf(facts)} from ${facts.peer || "unknown"}`, 100));
     this.element = h(
       "div",
       { class: "view" },
@@ -287,6 +287,11 @@ export class Focus {
     show(this.strip.element, this.store.sessions.size > 1);
     this.strip.update();
     this.view.update(this.store);
+  }
+
+  /** The heading of the robot that is shown. */
+  get title() {
+    return this.view?.title;
   }
 
   #close() {

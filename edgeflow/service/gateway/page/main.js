@@ -2,7 +2,7 @@
 
 import { Cards } from "./cards.js";
 import { forgetColours } from "./charts.js";
-import { h, mark, match, put, show } from "./dom.js";
+import { h, mark, match, outside, put, show } from "./dom.js";
 import { Focus } from "./focus.js";
 import { Pictures } from "./pictures.js";
 import { More, Service } from "./service.js";
@@ -12,7 +12,7 @@ import { Token } from "./token.js";
 import { Operate } from "./operate.js";
 import { Ask } from "./ask.js";
 import { Connect } from "./connect.js";
-import { lasting, meaning, stateOf } from "./words.js";
+import { clock, lasting, meaning, stateOf } from "./words.js";
 
 const THEMES = ["system", "light", "dark"];
 const QUIET_MS = 3000; // between announcements
@@ -38,7 +38,7 @@ class Page {
     this.counts = new Map();
     this.news = [];
     this.said = 0;
-    this.asked = false;
+    this.follow = null;
     this.wanted = 0;
     this.stream = new EventStream(this.api, {
       event: (type, value) => this.#event(type, value),
@@ -50,7 +50,7 @@ class Page {
   }
 
   #listen() {
-    addEventListener("hashchange", () => this.#route());
+    addEventListener("hashchange", () => this.#route(true));
     addEventListener("resize", () => this.draw());
     document.addEventListener("visibilitychange", () => this.draw());
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.#recolour());
@@ -109,15 +109,17 @@ class Page {
     this.stream.open();
   }
 
-  /** What the address asks for; one robot alone is shown at once. */
-  #route() {
+  /** What the address asks for; one robot alone is shown at once. chosen: by a person, whose keyboard follows. */
+  #route(chosen = false) {
     const match = /^#robot-(\d+)$/.exec(location.hash);
     const open = this.store.open();
     let wanted = match ? Number(match[1]) : null;
     if (wanted === null && location.hash !== "#robots" && open.length === 1) wanted = open[0].session;
     if (wanted !== null && this.store.hello && !this.store.sessions.has(wanted)) wanted = open.length === 1 ? open[0].session : null;
-    if (wanted === this.store.shown) return;
+    const before = this.store.shown;
+    if (wanted === before) return;
     this.store.show(wanted);
+    if (chosen) this.follow = () => (wanted === null ? this.cards.focus(before) : this.focus.title?.focus());
     this.stream.open(wanted === null ? [] : [wanted]);
     scrollTo({ top: 0 });
     this.draw();
@@ -132,10 +134,15 @@ class Page {
     show(byId("robots"), robots.length > 0 && !focus);
     show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
+    const [last] = store.ended;
+    show(byId("ended"), empty && Boolean(last));
+    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${meaning(last.code) || last.reason || last.code}`));
     this.#lost();
     if (!focus) this.cards.update();
     this.focus.update();
     for (const part of this.parts) part.update();
+    this.follow?.();
+    this.follow = null;
   }
 
   #header(robots) {
@@ -159,7 +166,7 @@ class Page {
     document.body.classList.toggle("stale", Boolean(hello) && connection.state !== "live" && connection.state !== "connecting");
     show(byId("lost"), lost);
     if (!lost) return;
-    const old = hello ? `What is shown is ${lasting(Date.now() - connection.since)} old.` : "The service does not answer.";
+    const old = hello ? `What is shown is ${lasting(Date.now() - this.store.heard)} old.` : "The service does not answer.";
     put(byId("lost-title"), "Not connected.");
     put(byId("lost-text"), `${old} Robots do not depend on this page. Trying again.`);
   }

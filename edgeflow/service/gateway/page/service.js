@@ -12,7 +12,7 @@ class Tile {
   constructor(title) {
     this.value = foreign("p", "value");
     this.note = foreign("p", "note");
-    this.element = h("div", { class: "tile" }, h("h3", {}, title), this.value, this.note);
+    this.element = h("div", { class: "tile" }, h("h2", {}, title), this.value, this.note);
   }
 
   update(value, note, tone = "") {

@@ -13,6 +13,7 @@ const EXECUTED = 1024;
 const OUTCOMES = 40;
 const SEAMS = 16;
 const DIMENSIONS = 32;
+const TEXT = 400; // characters of a text of a kept line
 const ENDED = 5;
 const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "limit_ms", "execution", "warnings"];
 
@@ -49,6 +50,13 @@ export class Series {
 }
 
 const list = (value) => (Array.isArray(value) ? value : []);
+
+/** A line that is kept: long texts would fill the memory. */
+function cut(line) {
+  const short = (value) => (typeof value === "string" ? value.slice(0, TEXT) : value);
+  const all = (values) => Object.fromEntries(Object.entries(values).slice(0, 40).map(([key, value]) => [short(key), short(value)]));
+  return line.values ? { ...all(line), values: all(line.values) } : all(line);
+}
 
 /** A session: facts, status, and a minute of answers. */
 export class Robot {
@@ -101,7 +109,7 @@ export class Robot {
     const acted = list(update.answers).length;
     if (acted && !outcomes.some(([disposition]) => disposition === "acted")) count(this.outcomes, "acted", acted, OUTCOMES);
     for (const [disposition, reason, n] of outcomes) count(this.outcomes, `${disposition} ${reason ?? ""}`.trim(), n, OUTCOMES);
-    this.events.push(...list(update.events));
+    this.events.push(...list(update.events).map(cut));
     if (this.events.length > EVENTS) this.events.splice(0, this.events.length - EVENTS);
     if (update.detail) this.#detail(time, update.detail);
   }
@@ -192,6 +200,7 @@ export class Store {
     this.offset = 0; // the service's clock less ours
     this.times = new Series(1, BATCHES);
     this.begun = 0;
+    this.heard = 0; // when the last event arrived, on our clock
   }
 
   /** The robot that the large view shows. */
@@ -222,6 +231,7 @@ export class Store {
   }
 
   take(type, value) {
+    this.heard = Date.now();
     if (known(value?.time) && type !== "log") this.offset = value.time - Date.now();
     switch (type) {
       case "hello":
@@ -232,7 +242,7 @@ export class Store {
       case "closed":
         return this.#closed(value);
       case "log":
-        this.log.push(value);
+        this.log.push(cut(value));
         if (this.log.length > LOG_LINES) this.log.splice(0, this.log.length - LOG_LINES);
         return undefined;
       case "models":
@@ -254,7 +264,7 @@ export class Store {
     this.hello = value;
     this.service = value.service ?? null;
     this.models = list(value.models);
-    this.log = list(value.log).slice(-LOG_LINES);
+    this.log = list(value.log).slice(-LOG_LINES).map(cut);
     this.sessions = new Map();
     for (const facts of list(value.sessions)) {
       const old = before.get(facts.session);

@@ -1,6 +1,6 @@
 // Requests to the service, and its stream of events. Tokens travel in headers, never in an address.
 
-const SILENT_MS = 5_000; // `service` comes every second
+const SILENT_MS = 4_000; // `service` comes every second
 const FIRST_MS = 500;
 const LAST_MS = 10_000;
 
@@ -77,7 +77,7 @@ export class EventStream {
 
   async #read(own) {
     const query = this.details.map((session) => `detail=${session}`).join("&");
-    const watch = new Watch(() => own.abort(new Error("no news for 5 s")));
+    const watch = new Watch(() => own.abort(new Error("no news for 4 s")));
     try {
       const answer = await this.api.fetch(query ? `events?${query}` : "events", {
         signal: own.signal,

@@ -10,6 +10,7 @@ const REASONS = {
   FORCED: "forced for a test",
   INGRESS_SILENT: "no frames from the robot",
   OPERATOR_HOLD: "held by an operator",
+  OVERTAKEN: "overtaken by a newer frame",
   POLICY_OUTPUT_INVALID: "invalid policy output",
   SUPERSEDED: "replaced by a newer frame",
   WORKER_LOST: "worker lost",
@@ -57,7 +58,11 @@ export function lasting(ms) {
 
 export const rate = (hz) => (known(hz) ? (hz < 99.95 ? hz.toFixed(1) : hz.toFixed(0)) : "–");
 
-export const percent = (share) => (known(share) ? `${Math.round(100 * share)}${NBSP}%` : "–");
+/** A share in whole percent; a small one is not none. */
+export function percent(share) {
+  if (!known(share)) return "–";
+  return share > 0 && share < 0.005 ? `<${NBSP}1${NBSP}%` : `${Math.round(100 * share)}${NBSP}%`;
+}
 
 /** A rate with its unit. */
 export const hertz = (hz) => `${rate(hz)}${NBSP}Hz`;
