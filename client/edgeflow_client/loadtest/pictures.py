@@ -9,18 +9,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from edgeflow_client.loadtest.drawing import (
-    BLUE,
-    CYCLE,
-    FATES,
-    GREY,
-    INK,
-    colours,
-    figure_of,
-    limit_line,
-    save,
-)
+from edgeflow_client.loadtest.drawing import figure_of, limit_line, save
+from edgeflow_client.loadtest.palette import CYCLE, GREY, INK, QUANTITIES, colours
 from edgeflow_client.loadtest.results import Check, Results
+from edgeflow_client.loadtest.robots.ledger import Fate
 from edgeflow_client.loadtest.robots.plan import Bursts, Fixed, LoadPlan, Ramp
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import received_of
@@ -41,7 +33,7 @@ def draw(folder: Path, run: Measurement, results: Results) -> None:
 def draw_ages(path: Path, run: Measurement, results: Results) -> None:
     """Plot the age of each action over time, and the limits asked for."""
     many = len(run.ledgers) > len(CYCLE)
-    robots = [BLUE] * len(run.ledgers) if many else colours(len(run.ledgers))
+    robots = [QUANTITIES["latency"]] * len(run.ledgers) if many else colours(len(run.ledgers))
     with _axes(path, "Age of each action", run, "time, s", "age on receipt, ms") as axes:
         for colour, ledger in zip(robots, run.ledgers, strict=True):
             frames = received_of(run, ledger)
@@ -58,7 +50,7 @@ def draw_distribution(path: Path, run: Measurement, results: Results) -> None:
     with _axes(path, "Distribution of the ages", run, "age on receipt, ms", "actions, %") as axes:
         axes.set_ylim(0, 102)
         if ages.size:
-            axes.step(ages, 100 * (np.arange(ages.size) + 1) / ages.size, where="post", color=BLUE)
+            axes.step(ages, 100 * (np.arange(ages.size) + 1) / ages.size, where="post", color=QUANTITIES["latency"])
             for name, marker in PERCENTILES:
                 age = getattr(results.total.age_ms, name)
                 axes.plot([age], [float(name[1:])], marker, color=INK, markersize=5, label=f"{name}: {age:.1f} ms")
@@ -73,7 +65,7 @@ def draw_rates(path: Path, run: Measurement, results: Results) -> None:
     offered = [frame.scheduled_ns for ledger in run.ledgers for frame in ledger.frames]
     acted = [frame.received_ns for ledger in run.ledgers for frame in received_of(run, ledger)]
     with _axes(path, "Rate", run, "time, s", "frames per second and robot") as axes:
-        for name, instants, colour in (("offered", offered, GREY), ("acted", acted, FATES["acted"])):
+        for name, instants, colour in (("offered", offered, GREY), ("acted", acted, QUANTITIES["rate"])):
             counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
             axes.stairs(counts / np.diff(edges) / robots, edges, baseline=None, color=colour, label=name)
         for check in results.checks:
@@ -87,12 +79,12 @@ def draw_dispositions(path: Path, run: Measurement) -> None:
     frames = [frame for ledger in run.ledgers for frame in ledger.frames]
     below = np.zeros(len(edges) - 1)
     with _axes(path, "What became of the frames", run, "time when due, s", "frames") as axes:
-        for fate, colour in FATES.items():
-            due = np.array([frame.scheduled_ns for frame in frames if frame.fate.value == fate], np.float64)
+        for fate in Fate:
+            due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
             counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
             axes.bar(
-                edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour,
-                label=f"{fate}: {counts.sum()}",
+                edges[:-1], counts, np.diff(edges), bottom=below, align="edge",
+                color=QUANTITIES[fate.value], label=f"{fate.value}: {counts.sum()}",
             )  # fmt: skip
             below = below + counts
         axes.set_ylim(top=1.05 * max(below.max(), 1))

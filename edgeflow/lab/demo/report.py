@@ -15,7 +15,8 @@ from matplotlib.patches import FancyArrowPatch
 
 from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
 from edgeflow.lab.demo.robot_run import RobotRun
-from edgeflow_client.loadtest.drawing import figure_of, mode_colour, save, share_bars
+from edgeflow_client.loadtest.drawing import figure_of, save, share_bars
+from edgeflow_client.loadtest.palette import mode_colour
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
 
