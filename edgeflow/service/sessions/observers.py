@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Info
+from prometheus_client import Counter, Info
 
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
@@ -173,6 +173,21 @@ class Metrics(ProcessMetrics, SessionObserver):
         self._service_metrics()
         self._worker_metrics()
         self._pong = NOTHING_RAN
+        for metric, values in self._alerted.items():
+            for value in values:
+                metric.labels(value)
+
+    @property
+    def _alerted(self) -> dict[Counter, Sequence[str]]:
+        """Counts with alerts: shown as 0 from the start, since Prometheus sees no increase in a new series."""
+        held = (Reason.WORKER_LOST, Reason.ACTION_TOO_OLD, Reason.POLICY_OUTPUT_INVALID)
+        return {
+            self.worker_restarts: ("eof", "hung", "protocol"),
+            self.admission_rejected: (Reason.DEVICE_FULL, Reason.SESSIONS_TAKEN),
+            self.safe_actions: (Reason.FAULT,),
+            self.held_seconds: held,
+            self.held_ticks: held,
+        }
 
     def open(self) -> None:
         super().open()

