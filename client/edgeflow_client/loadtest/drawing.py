@@ -49,7 +49,7 @@ def share_bars(
     axes.errorbar(places, heights, yerr=errors, fmt="none", ecolor=INK, capsize=3, linewidth=1)
     for place, (share, _, high) in zip(places, shares, strict=True):
         axes.annotate(
-            f"{100 * share:.3g}", (place, 100 * high), (0, 3), textcoords="offset points", ha="center", fontsize=7
+            f"{100 * share:.3g}", (place, 100 * high), (0, 3), textcoords="offset points", ha="center", fontsize=8
         )
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 20))

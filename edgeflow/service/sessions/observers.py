@@ -176,6 +176,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         for metric, values in self._alerted.items():
             for value in values:
                 metric.labels(value)
+        self.frames.labels(Disposition.DROPPED.value, Reason.ACTION_TOO_OLD)
 
     @property
     def _alerted(self) -> dict[Counter, Sequence[str]]:
