@@ -190,7 +190,7 @@ class ServicePrinter:
                 self._progress.stop()
                 self._console.print(
                     f"[green]ready[/]: {status.model} on {status.device}; "
-                    f"gRPC {status.grpc_address}, HTTP {status.http_address}",
+                    f"gRPC {status.grpc_address}, HTTP and live page {status.http_address}/",
                     highlight=False,
                 )
                 lines = {"": status.memory, "plug-in: ": status.plugin, "chat: ": status.chat}

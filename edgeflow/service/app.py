@@ -196,7 +196,7 @@ class Service:
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()
-        self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
+        self.metrics.watch("log_lines_lost", "Lines of the log that could not be written.", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()

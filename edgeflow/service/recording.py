@@ -73,7 +73,7 @@ class ServiceRecording:
     def start(self) -> None:
         """Start the process that writes."""
         self._metrics.watch(
-            "recording_records_lost", "Records that were not written: no room in memory or on disk", lambda: self.lost
+            "recording_records_lost", "Records not written for lack of room in memory or on disk.", lambda: self.lost
         )
         self._log.event("recording", text=self.summary)
         self._recorder.start()
