@@ -226,7 +226,7 @@ class ReaderJob(Protocol):
 
 
 class RingReader(Protocol):
-    """What a process does."""
+    """The work of a process."""
 
     def step(self) -> object:
         """Take what is in the rings."""
