@@ -97,7 +97,7 @@ def check_counts(sizes: Sequence[int], limits: LimitsConfig) -> None:
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     """Validate an opening request that another process has already checked by the same limits."""
     if trace_context(zip(TRACE_HEADERS, opened.trace, strict=False)) != opened.trace:
-        raise InvalidArgument("is no trace context", field="open.trace")
+        raise InvalidArgument("is not a trace context", field="open.trace")
     if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     check_camera_names([camera.name for camera in opened.cameras], limits)

@@ -62,8 +62,8 @@ class _Held:
     start_ns: int
 
 
-@dataclass(slots=True)
-class _Session:
+@dataclass(slots=True, kw_only=True)
+class _TracedSession:
     """A session that is open."""
 
     context: Context
@@ -76,7 +76,7 @@ class _Session:
     notices: list[RecordedNotice] = field(default_factory=list)
     """Those since the last frame that left."""
     last: SpanContext | None = None
-    """Of the last frame that left."""
+    """The span of the last frame that left."""
 
 
 class SessionSpans:
@@ -84,7 +84,7 @@ class SessionSpans:
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _TracedSession] = {}
 
     def take(self, record: AnySessionRecord) -> None:
         """Take the next record."""
@@ -126,11 +126,11 @@ class SessionSpans:
         for session in self._sessions.values():
             self._end(session, now_ns)
 
-    def _end(self, session: _Session, now_ns: int) -> None:
+    def _end(self, session: _TracedSession, now_ns: int) -> None:
         _stop_executing(session, now_ns)
         _stop_holding(session, now_ns)
 
-    def _answer(self, session: _Session, record: RecordedAnswer) -> None:
+    def _answer(self, session: _TracedSession, record: RecordedAnswer) -> None:
         frame = session.frames.pop(record.seq, None)
         start_ns = record.time_ns - record.server_ns if frame is None else _received_ns(frame)
         end_ns = start_ns + record.server_ns
@@ -176,7 +176,7 @@ class SessionSpans:
             stage("pass", each.end_ns, attributes)
         stage("answer", record.server_ns)
 
-    def _leave(self, session: _Session, record: RecordedOutcome) -> None:
+    def _leave(self, session: _TracedSession, record: RecordedOutcome) -> None:
         """Frames leave without an answer."""
         last = max(record.seq, record.last_seq)
         failed = record.disposition in (Disposition.DROPPED, Disposition.REJECTED)
@@ -194,7 +194,7 @@ class SessionSpans:
             self._frame(session, start_ns, record.time_ns, attributes, status)
 
     def _frame(
-        self, session: _Session, start_ns: int, end_ns: int, attributes: Attributes, status: Status | None = None
+        self, session: _TracedSession, start_ns: int, end_ns: int, attributes: Attributes, status: Status | None = None
     ) -> Context | None:
         """The span of a frame, with the notices since the last one; the context of its children, None where it is not
         sampled.
@@ -216,7 +216,7 @@ class SessionSpans:
         session.last = span.get_span_context()
         return set_span_in_context(span, session.context) if session.last.trace_flags.sampled else None
 
-    def _execute(self, session: _Session, record: RecordedObservation) -> None:
+    def _execute(self, session: _TracedSession, record: RecordedObservation) -> None:
         """The robot reports what it executes."""
         seq, arrived, executed = _executed(session, record), record.arrived, session.executed
         if executed is not None and executed.seq == seq:
@@ -232,7 +232,7 @@ class SessionSpans:
                 span = self._tracer.start_span("executed", answered.context, start_time=began_ns)
             session.executed = _Executed(seq, span, began_ns, record.time_ns)
 
-    def _hold(self, session: _Session, record: RecordedHold) -> None:
+    def _hold(self, session: _TracedSession, record: RecordedHold) -> None:
         """HOLD or STOP: a span until the next answer, and the end of what the robot executes."""
         _stop_executing(session, record.time_ns)
         _stop_holding(session, record.time_ns)
@@ -245,11 +245,11 @@ class SessionSpans:
         session.held = _Held(span, record.time_ns)
 
 
-def _opened(record: RecordedOpening) -> _Session:
+def _opened(record: RecordedOpening) -> _TracedSession:
     headers = {"traceparent": record.traceparent, "tracestate": record.tracestate}
-    return _Session(
-        _PROPAGATOR.extract({name: value for name, value in headers.items() if value}, Context()),
-        {
+    return _TracedSession(
+        context=_PROPAGATOR.extract({name: value for name, value in headers.items() if value}, Context()),
+        attributes={
             "edgeflow.session": record.session,
             "edgeflow.front": record.front or "grpc",
             "edgeflow.model": record.model,
@@ -262,7 +262,7 @@ def _received_ns(frame: RecordedObservation) -> int:
     return frame.time_ns - frame.waited_ns
 
 
-def _executed(session: _Session, record: RecordedObservation) -> int:
+def _executed(session: _TracedSession, record: RecordedObservation) -> int:
     """The frame whose answer a robot executed at this capture; 0 = none, or it does not report any."""
     if record.playing is not None:
         return record.playing.seq
@@ -274,13 +274,13 @@ def _executed(session: _Session, record: RecordedObservation) -> int:
     return seq if seq in session.answered and session.answered[seq].horizon == 1 else 0
 
 
-def _stop_executing(session: _Session, at_ns: int) -> None:
+def _stop_executing(session: _TracedSession, at_ns: int) -> None:
     if session.executed is not None and session.executed.span is not None:
         session.executed.span.end(max(at_ns, session.executed.start_ns))
     session.executed = None
 
 
-def _stop_holding(session: _Session, at_ns: int) -> None:
+def _stop_holding(session: _TracedSession, at_ns: int) -> None:
     if session.held is not None:
         session.held.span.end(max(at_ns, session.held.start_ns))
     session.held = None

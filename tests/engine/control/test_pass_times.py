@@ -33,7 +33,7 @@ def test_a_timed_loop_answers_the_same_with_a_span_per_pass():
         assert isinstance(each, TimedFrameResult) and sum(span.steps for span in each.spans) == each.passes == 7
         edges = [time for span in each.spans for time in (span.start_ns, span.end_ns)]
         assert edges == sorted(edges) and edges[-1] - edges[0] <= each.inference_ns
-        assert [span.prefills for span in each.spans][0] == 1
+        assert each.spans[0].prefills == 1
         assert decode(*encode(each)) == each
     assert max(span.decodes for each in told for span in each.spans) == 6  # beside the prefill of a later frame
     header, _ = encode(plain[0])

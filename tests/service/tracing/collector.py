@@ -13,7 +13,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReceivedSpan:
     """A span that arrived."""
 
     span: Span
@@ -37,7 +37,7 @@ class Collector:
     """port: 0 = any free one."""
 
     def __init__(self, port: int = 0) -> None:
-        self.spans: list[Taken] = []
+        self.spans: list[ReceivedSpan] = []
         self.headers: list[dict[str, str]] = []
         collector = self
 
@@ -70,12 +70,12 @@ class Collector:
         for resource in request.resource_spans:
             about = _values(resource.resource.attributes)
             found = [span for scope in resource.scope_spans for span in scope.spans]
-            self.spans += [Taken(span, about, _values(span.attributes)) for span in found]
+            self.spans += [ReceivedSpan(span, about, _values(span.attributes)) for span in found]
 
-    def named(self, name: str) -> list[Taken]:
+    def named(self, name: str) -> list[ReceivedSpan]:
         return [each for each in self.spans if each.name == name]
 
-    def children(self, parent: Taken) -> list[Taken]:
+    def children(self, parent: ReceivedSpan) -> list[ReceivedSpan]:
         """In the order of their beginning."""
         born = [each for each in self.spans if each.span.parent_span_id == parent.span.span_id]
         return sorted(born, key=lambda each: each.times)

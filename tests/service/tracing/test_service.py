@@ -1,4 +1,4 @@
-"""A service that is traced: a collector gets a trace of each frame, whatever happens to it and to the process between."""
+"""A service that is traced: a collector gets a trace of each frame, whatever happens to it and to the trace process."""
 
 from __future__ import annotations
 

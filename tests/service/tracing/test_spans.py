@@ -31,7 +31,7 @@ CONTEXT = f"00-{TRACE}-{SPAN}-01"
 MS = 1_000_000
 
 
-class Spans:
+class MadeSpans:
     """Spans of one session, which is opened at 0 ms; times are milliseconds."""
 
     def __init__(self, sample: float = 1.0, **opening: str) -> None:
@@ -85,7 +85,7 @@ def _ms(time_ns: int | None) -> int:
 )
 def test_a_malformed_trace_context_is_ignored(sent: str, taken: bool):
     found = trace_context([("traceparent", sent), ("tracestate", "a=1"), ("tracestate", "b=2")])
-    spans = Spans(**dict(zip(("traceparent", "tracestate"), found, strict=False)))
+    spans = MadeSpans(**dict(zip(("traceparent", "tracestate"), found, strict=False)))
     spans.answer(1, at=20, took=10)
     (frame,) = spans.ended("frame")
     assert (frame.parent is not None and f"{frame.parent.trace_id:032x}" == TRACE) == taken
@@ -100,7 +100,7 @@ def test_a_trace_context_that_is_given_twice_is_ignored():
 
 @pytest.mark.parametrize(("sample", "flags", "kept"), [(0.0, "01", True), (1.0, "00", False), (0.0, "", False)])
 def test_the_robot_s_sampled_flag_counts_and_without_one_the_share(sample: float, flags: str, kept: bool):
-    spans = Spans(sample, traceparent=f"{CONTEXT[:-2]}{flags}" if flags else "")
+    spans = MadeSpans(sample, traceparent=f"{CONTEXT[:-2]}{flags}" if flags else "")
     spans.frame(1, at=0)
     spans.answer(1, at=20, took=10)
     spans.frame(2, at=30, arrived=Arrived(1, 15 * MS))
@@ -110,7 +110,7 @@ def test_the_robot_s_sampled_flag_counts_and_without_one_the_share(sample: float
 
 
 def test_stages_follow_each_other_inside_their_frame_whatever_the_records_say():
-    spans = Spans()
+    spans = MadeSpans()
     spans.frame(1, at=100, waited_ns=5 * MS)
     passes = (RecordedPass(20 * MS, 30 * MS, 1, 1, 2), RecordedPass(10 * MS, 90 * MS))
     spans.answer(1, at=150, took=40, decoding_ns=3 * MS, decode_ns=4 * MS, spans=passes, passes=2)
@@ -125,7 +125,7 @@ def test_stages_follow_each_other_inside_their_frame_whatever_the_records_say():
 
 
 def test_an_answer_is_executed_from_its_arrival_until_the_next_one_is():
-    spans = Spans()
+    spans = MadeSpans()
     for seq, began in ((1, 0), (2, 100)):
         spans.frame(seq, at=began, arrived=Arrived(1, 30 * MS) if seq > 1 else None)
         spans.answer(seq, at=began + 21, took=20)
@@ -138,7 +138,7 @@ def test_an_answer_is_executed_from_its_arrival_until_the_next_one_is():
 
 
 def test_of_a_chunk_the_row_that_is_played_counts_and_not_its_arrival():
-    spans = Spans()
+    spans = MadeSpans()
     spans.frame(1, at=0)
     spans.answer(1, at=20, took=20, horizon=8)
     spans.frame(2, at=50, arrived=Arrived(1, 25 * MS))
@@ -148,7 +148,7 @@ def test_of_a_chunk_the_row_that_is_played_counts_and_not_its_arrival():
 
 
 def test_an_answer_of_which_nothing_is_reported_is_given_up():
-    spans = Spans()
+    spans = MadeSpans()
     spans.answer(1, at=20, took=20)
     spans.made.pass_time(21 * MS + GIVEN_UP_NS)
     spans.frame(2, at=2100, arrived=Arrived(1, 2050 * MS))
@@ -167,7 +167,7 @@ def test_an_answer_of_which_nothing_is_reported_is_given_up():
     ],
 )
 def test_frames_without_an_answer_say_why(disposition: Disposition, code: StatusCode):
-    spans = Spans()
+    spans = MadeSpans()
     spans.frame(1, at=0)
     spans.frame(2, at=10)
     spans.made.take(RecordedNotice(session=1, time_ns=15 * MS, notice="worker_lost", text="x" * 999))
@@ -182,27 +182,27 @@ def test_frames_without_an_answer_say_why(disposition: Disposition, code: Status
     assert len(str(notice.attributes["edgeflow.text"])) == 200 and notice.timestamp == 15 * MS
 
 
-def _answered(spans: Spans) -> None:
+def _answered(spans: MadeSpans) -> None:
     spans.answer(2, at=80, took=10)
 
 
-def _closed(spans: Spans) -> None:
+def _closed(spans: MadeSpans) -> None:
     spans.made.take(RecordedClosing(session=1, time_ns=80 * MS))
 
 
-def _stopped(spans: Spans) -> None:
+def _stopped(spans: MadeSpans) -> None:
     spans.hold(80, "FAULT", Command.STOP)
 
 
-def _long(spans: Spans) -> None:
+def _long(spans: MadeSpans) -> None:
     spans.made.pass_time(40 * MS + LONGEST_HOLD_NS + 1)
 
 
 @pytest.mark.parametrize(
     ("then", "end"), [(_answered, 80), (_closed, 80), (_stopped, 80), (_long, 40 + LONGEST_HOLD_NS // MS)]
 )
-def test_hold_lasts_until_the_next_answer_and_names_the_frame_before(then: Callable[[Spans], None], end: int):
-    spans = Spans(traceparent=CONTEXT)
+def test_hold_lasts_until_the_next_answer_and_names_the_frame_before(then: Callable[[MadeSpans], None], end: int):
+    spans = MadeSpans(traceparent=CONTEXT)
     spans.answer(1, at=30, took=10)
     spans.hold(40, "INGRESS_SILENT")
     then(spans)
