@@ -17,8 +17,9 @@ from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.recording import SessionRecorder
 from edgeflow.version import __version__
 from edgeflow_client.errors import ConfigError, StartError
-from edgeflow_client.recording.recorder import Recorder, RecorderNews, RecorderSettings, wall_clock
+from edgeflow_client.recording.recorder import Recorder, RecorderSettings, wall_clock
 from edgeflow_client.recording.records import TOPIC, session_schema
+from edgeflow_client.recording.supervision import RecorderNews
 
 STOP_S = 2.0  # for what is not written yet
 IMAGES = {"none": "no images", "thumbnails": "thumbnails of the images", "all": "all images as they came"}

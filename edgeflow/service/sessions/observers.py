@@ -72,6 +72,8 @@ class ObservedFrame:
     """Age of the frame whose answer the robot executed at the capture; None if it reports none."""
     execution: Execution | None = None
     """How the robot executes answers; None for a client that asks for no execution."""
+    waited_ns: int = 0
+    """Time since it arrived on this machine, where another process read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
