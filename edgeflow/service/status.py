@@ -11,9 +11,10 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
+from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observe.health import HealthState
-from edgeflow_client.types import ActionSchema
+from edgeflow.service.sessions.shown import actions_summary, state_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +145,6 @@ def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(shown) or "none"
 
 
-def actions_summary(schema: ActionSchema) -> list[dict[str, Any]]:
-    """The meaning of the numbers of an action. relative: a displacement, not a position."""
-    numbers = zip(schema.names, schema.units, schema.relative, strict=True)
-    return [{"name": name, "unit": unit, "relative": relative} for name, unit, relative in numbers]
-
-
 def policy_summary(worker: WorkerReady) -> dict[str, Any]:
     """The policy's cameras and state, its horizon and step. Sizes are null where any will do.
 
@@ -162,10 +157,7 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
             {"name": each.name, "width": each.width or None, "height": each.height or None, "named": each.named}
             for each in worker.inputs.cameras
         ],
-        "state": [
-            {"name": each.name, "size": each.size, "elements": list(each.elements), "units": list(each.units)}
-            for each in worker.inputs.state
-        ],
+        "state": [state_summary(each) for each in worker.inputs.state],
         "history": worker.inputs.history,
         "history_step_ms": worker.inputs.history_step_ms or None,
         "most_delay_ms": worker.inputs.most_delay_ms or None,
@@ -174,3 +166,25 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
         "control_rate_hz": worker.schema.control_rate_hz or None,
         "actions": actions_summary(worker.schema),
     }
+
+
+def policy_entry(
+    config: ServiceConfig, worker: WorkerReady | None, board: Mapping[str, Any], port: int | None
+) -> dict[str, Any]:
+    """The policy's entry in /v1/models. port: of front ends, None while none is bound."""
+    model: dict[str, Any] = {"id": config.alias, "object": "model", "owned_by": "edgeflow"}
+    if worker is not None:
+        model["fingerprint"] = worker.model_fingerprint
+        model["action_tokens"] = worker.pass_times.stages
+        model["unnorm_keys"] = worker.unnorm_keys
+        model["mode"] = config.mode
+        model |= policy_summary(worker) | dict(board)
+        if port is not None:
+            model["clients"] = clients_summary(config, worker, port)
+    return model
+
+
+def forecast_line(mode: str, seen: Forecast) -> tuple[str, float, float]:
+    """A mode for people, its rate and its age."""
+    name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
+    return name, seen.fps, seen.age_ns / 1e6

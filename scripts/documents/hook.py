@@ -31,7 +31,7 @@ SECTIONS = {
     "operate": "deploy jetson metrics dashboards logs traces recording load-test tuning security reliability "
     "troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",
-    "reference": "configuration commands sdk http protocol reasons glossary",
+    "reference": "configuration commands sdk http events protocol reasons glossary",
     "develop": "contributing changelog reporting-security architecture testing releases writing kernels formats",
 }
 """Folders of docs/ in their order, each with its first pages; other pages follow by name."""

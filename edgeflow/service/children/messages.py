@@ -112,6 +112,15 @@ class ActRejected:
     """0 = none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """Control → gateway: an answer to Watch, several times per second. Sealed: a map in msgpack, and then images."""
+
+    number: int
+    """Batches have consecutive numbers; a gap shows how many were lost."""
+    map_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class RobotOpened:
     """Control → robots' process: the session of OpenRobot is open."""
@@ -216,6 +225,20 @@ class ActCancel:
     request: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Gateway → control, at each change and once per second while pages are open: send batches of what happens."""
+
+    on: bool
+    """False = farewell: nobody watches any more."""
+    whole: bool
+    """The next batch is to have the facts of all sessions."""
+    details: list[int]
+    """Sessions whose chunks and states are wanted."""
+    pictures: list[list[int]]
+    """Session and index of each camera whose pictures are wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRobot:
     """Robots' process → control: open a session; answered by RobotOpened, or by RobotRejected with seq 0."""
@@ -269,6 +292,7 @@ ToChild: TypeAlias = (
     | SavedState
     | ActDone
     | ActRejected
+    | Watched
     | RobotOpened
     | RobotActed
     | RobotRejected
@@ -284,6 +308,7 @@ FromChild: TypeAlias = (
     | MetricsSnapshot
     | Act
     | ActCancel
+    | Watch
     | FromRobots
 )
 ChildMessage: TypeAlias = ToChild | FromChild

@@ -27,12 +27,14 @@ from edgeflow.service.children.messages import (
     SaveState,
     ServiceState,
     ToChild,
+    Watch,
     no_room,
 )
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
 from edgeflow.service.children.supervisor import ChildSupervisor
+from edgeflow.service.children.watching import PageWatch
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -61,6 +63,7 @@ class ChildProcesses:
         *,
         actions: Callable[[], SingleActions],
         robots: RobotSessions,
+        watching: PageWatch,
         health: Health,
         tokens: TokensFile,
         tls: Tls | None,
@@ -72,6 +75,7 @@ class ChildProcesses:
     ) -> None:
         self._actions = {name: actions() for name in (GATEWAY, ROBOTS)}
         self._robots = robots
+        self._watching = watching
         self._health = health
         self._tokens = tokens
         self._tls = tls
@@ -101,6 +105,7 @@ class ChildProcesses:
 
     async def stop(self) -> None:
         """Kill all children. Stop their tasks first; idempotent."""
+        self._watching.stop()
         await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
     # Calls of the service.
@@ -171,6 +176,8 @@ class ChildProcesses:
                     supervisor.name == ROBOTS and (gateway := self._supervisors.get(GATEWAY)) is not None
                 ):
                     gateway.send(MetricsSnapshot(ROBOTS), descriptors)
+                case Watch() if supervisor.name == GATEWAY:
+                    self._watching.take(supervisor, message)
                 case SaveState() if supervisor.name == CHAT:
                     self._keep(message, descriptors)
                 case RequestSocket() if supervisor.name == CHAT:  # at most once per second, however often it asks
@@ -192,6 +199,8 @@ class ChildProcesses:
             self._actions[supervisor.name].cancel_all()
         if supervisor.name == ROBOTS:
             self._robots.lost()
+        if supervisor.name == GATEWAY:
+            self._watching.stop()
 
     def _keep(self, message: SaveState, descriptors: list[int]) -> None:
         """Store data of a chat front for its successor; control never looks into it."""

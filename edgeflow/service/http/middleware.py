@@ -34,6 +34,8 @@ ADMIN_PATH = "/admin/"
 PREFIXES = f"{ADMIN_PATH}v1/prefixes"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+EVENTS = "/events"
+EVENT_IMAGES = f"{EVENTS}/images/{{session:int}}/{{camera:int}}"
 DOCS, OPENAPI = "/docs", "/openapi.json"
 API = f"{DOCS}/api"  # the page of the OpenAPI document
 PAGE_PARTS = {
@@ -49,6 +51,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
+    EVENTS: OBSERVE,
     **dict.fromkeys(("/", OPENAPI, DOCS), OBSERVE),
 }
 PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
@@ -184,7 +187,7 @@ class PublicMiddleware(Middleware):
 
 def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
     """The path in `roles` that a path belongs to; "unknown" for another."""
-    known = next((top for top in (MODELS, DOCS) if path.startswith(f"{top}/")), path)
+    known = next((top for top in (MODELS, DOCS, EVENTS) if path.startswith(f"{top}/")), path)
     return known if known in roles else "unknown"
 
 

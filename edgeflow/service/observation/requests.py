@@ -14,7 +14,7 @@ from edgeflow.scheduler.execution import CONTINUING, ExecutionFacts
 from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, Playing
-from edgeflow_client.types import ActionSchema, CameraSpec, Execution, Mode, StateSpec
+from edgeflow_client.types import ActionSchema, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
 TRACE_HEADERS = ("traceparent", "tracestate")
 MOST_TRACE = 512  # characters of each
@@ -124,6 +124,20 @@ def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenReq
     resized = {each.name: each for each in cameras}
     sent = tuple(resized.get(each.name, each) for each in request.cameras)
     return replace(request, cameras=sent, policy_cameras=cameras, policy_numbers=numbers)
+
+
+def recorded_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:
+    """The cameras whose images arrive here: all that the robot declared, or where another process decodes them, those
+    of the policy, as RGB8.
+    """
+    if not request.decoded:
+        return request.cameras
+    return tuple(replace(each, format=ImageFormat.RGB8, send=None) for each in request.policy_cameras)
+
+
+def recorded_images(frame: CheckedFrame) -> tuple[Payload, ...]:
+    """An image for each of these cameras: the bytes that arrived here."""
+    return frame.images if frame.pixels is None else frame.pixels
 
 
 def narrowed(request: OpenRequest, numbers: Sequence[float]) -> tuple[OpenRequest, list[float]]:

@@ -298,6 +298,11 @@ class SentChunks:
         self._begun = 0  # the first frame whose answer was sent after the last halt; 0 = none
         self._rested = False
 
+    @property
+    def begun(self) -> bool:
+        """True once an answer was sent after the last `halt`."""
+        return self._begun > 0
+
     def answered(self, seq: int) -> None:
         """Record that the worker answered a frame."""
         self._answered = max(self._answered, seq)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from types import MappingProxyType
 
 from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
@@ -39,7 +40,6 @@ from edgeflow.service.sessions.observers import (
     ClosedSession,
     Metrics,
     Observers,
-    OpenedSession,
     SessionLog,
     SessionObserver,
 )
@@ -85,6 +85,7 @@ class ControlPlane:
         self._rules = SessionRules.of(config)
         self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}
+        self.runners: Mapping[int, SessionRunner] = MappingProxyType(self._runners)
         self._capacity = SessionCapacity(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
@@ -110,7 +111,8 @@ class ControlPlane:
                 raise no_worker()
             plan = await self._planner.plan(number, request)
             runner = await self._open(number, request, plan, single)
-            self._register(runner, caller)
+            self._register(runner)
+            self._observers.opened(runner.opened(caller, single=single))
             return runner
         except BaseException:
             self._planner.leave(number)
@@ -321,13 +323,10 @@ class ControlPlane:
         if self.worker is None or not self._health.ready:
             raise no_worker()
 
-    def _register(self, runner: SessionRunner, caller: Caller) -> None:
-        session, plan = runner.session, runner.plan
-        number, request, schema = session.number, session.request, session.robot_schema
-        self._runners[number] = runner
+    def _register(self, runner: SessionRunner) -> None:
+        self._runners[runner.session.number] = runner
         self._end_surplus()
         self._all_closed.clear()
-        self._observers.opened(OpenedSession(number=number, request=request, plan=plan, caller=caller, schema=schema))
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

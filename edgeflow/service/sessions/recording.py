@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import monotonic_ns
 from typing import Any, TypeAlias
 
 from edgeflow.ipc.framing import Payload
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.observation.pixels import image_bytes
-from edgeflow.service.observation.requests import TRACE_HEADERS, CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import TRACE_HEADERS, recorded_cameras, recorded_images
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import ClosedSession, ObservedFrame, OpenedSession, SessionObserver
@@ -231,20 +230,6 @@ def _closing(time_ns: int, session: ClosedSession) -> Written:
         code=session.end.code,
         reason=session.end.reason.label,
     ), ()
-
-
-def recorded_cameras(request: OpenRequest) -> tuple[CameraSpec, ...]:
-    """The cameras whose images arrive here: all that the robot declared, or where another process decodes them, those
-    of the policy, as RGB8.
-    """
-    if not request.decoded:
-        return request.cameras
-    return tuple(replace(each, format=ImageFormat.RGB8, send=None) for each in request.policy_cameras)
-
-
-def recorded_images(frame: CheckedFrame) -> tuple[Payload, ...]:
-    """An image for each of these cameras: the bytes that arrived here."""
-    return frame.images if frame.pixels is None else frame.pixels
 
 
 def _image_bytes(camera: CameraSpec) -> int:
