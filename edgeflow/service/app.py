@@ -18,8 +18,10 @@ from edgeflow.policies.registry import plugins
 from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.operators import Operators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
+from edgeflow.service.children.simulated_robot import SimulatedRobot
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
@@ -33,6 +35,7 @@ from edgeflow.service.security.auth import Authenticator, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
+from edgeflow.service.sessions.shown import status
 from edgeflow.service.status import ServiceStatus, chat_summary, clients_lines, clients_summary, policy_summary
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
@@ -266,6 +269,13 @@ class Service:
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
+            operators=Operators(
+                self.plane,
+                self._authenticator,
+                self._sessions_shown,
+                SimulatedRobot(config, lambda: self.status.grpc_address, self._log),
+                self._log,
+            ),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,
@@ -298,6 +308,11 @@ class Service:
             if self._listeners is not None:
                 model["clients"] = clients_summary(self._config, worker, self._listeners.robots_port)
         return [model]
+
+    def _sessions_shown(self) -> list[dict[str, Any]]:
+        return [
+            {"session": number, "status": status(runner, since_ms=0)} for number, runner in self.plane.runners.items()
+        ]
 
     def _models_changed(self) -> None:
         if self._children is not None:

@@ -22,6 +22,7 @@ from edgeflow.service.children.messages import (
     MetricsSnapshot,
     Models,
     ObserveRobot,
+    Operate,
     RequestSocket,
     SavedState,
     SaveState,
@@ -29,6 +30,7 @@ from edgeflow.service.children.messages import (
     ToChild,
     no_room,
 )
+from edgeflow.service.children.operators import Operators
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
@@ -61,6 +63,7 @@ class ChildProcesses:
         *,
         actions: Callable[[], SingleActions],
         robots: RobotSessions,
+        operators: Operators,
         health: Health,
         tokens: TokensFile,
         tls: Tls | None,
@@ -72,6 +75,7 @@ class ChildProcesses:
     ) -> None:
         self._actions = {name: actions() for name in (GATEWAY, ROBOTS)}
         self._robots = robots
+        self._operators = operators
         self._health = health
         self._tokens = tokens
         self._tls = tls
@@ -101,6 +105,7 @@ class ChildProcesses:
 
     async def stop(self) -> None:
         """Kill all children. Stop their tasks first; idempotent."""
+        await self._operators.close()
         await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
     # Calls of the service.
@@ -171,6 +176,8 @@ class ChildProcesses:
                     supervisor.name == ROBOTS and (gateway := self._supervisors.get(GATEWAY)) is not None
                 ):
                     gateway.send(MetricsSnapshot(ROBOTS), descriptors)
+                case Operate() if supervisor.name == GATEWAY:
+                    self._operators.take(supervisor, message)
                 case SaveState() if supervisor.name == CHAT:
                     self._keep(message, descriptors)
                 case RequestSocket() if supervisor.name == CHAT:  # at most once per second, however often it asks

@@ -29,12 +29,14 @@ from edgeflow.service.children.messages import (
     Drained,
     MetricsSnapshot,
     Models,
+    Operated,
     ServiceState,
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
+from edgeflow.service.gateway.operators import OperatorRequests, operator_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
@@ -77,6 +79,7 @@ class Gateway(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = ControlView(self._link, config)
+        self._operators = OperatorRequests(self._link)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
@@ -111,7 +114,7 @@ class Gateway(ServingChild):
 
     def _app(self) -> ASGIApp:
         config = self._config
-        app = build_app(config, self._control, self._chat, self)
+        app = build_app(config, self._control, self._chat, self, self._operators)
         app.add_middleware(
             PublicMiddleware,
             authenticator=self._authenticator,
@@ -130,6 +133,8 @@ class Gateway(ServingChild):
                 self._control.update_state(message)
             case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
+            case Operated():
+                self._operators.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
             case MetricsSnapshot(process):
@@ -238,9 +243,12 @@ def _labelled(line: str, process: str) -> str:
     return f'{line[:space]}{{process="{process}"}}{line[space:]}'
 
 
-def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
+def build_app(
+    config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway, operators: OperatorRequests
+) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
+    routes += operator_routes(operators)
     return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 

@@ -18,6 +18,7 @@ from typing import TextIO, TypeAlias
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from edgeflow.config.sections import is_loopback
 from edgeflow.service.host.files import Stamp, read_file, stamp
 from edgeflow.service.observe.log import Log
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -139,6 +140,10 @@ class Authenticator:
     def may_control(self, caller: Caller) -> bool:
         """True if the session is still permitted: by the token that opened it, or without one by its network."""
         return self._may(caller, CONTROL) or (not caller.token and is_within(caller.peer, self._peers))
+
+    def may_operate(self, caller: Caller) -> bool:
+        """True if an operator may act on sessions: with the role admin, or without tokens from this machine."""
+        return self._may(caller, ADMIN) and (self.tokens_required or is_loopback(caller.peer))
 
     def may_chat(self, caller: Caller) -> bool:
         """True if the token of a chat request still permits it."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
+from types import MappingProxyType
 
 from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
@@ -81,6 +82,7 @@ class ControlPlane:
         self._rules = SessionRules.of(config)
         self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}
+        self.runners: Mapping[int, SessionRunner] = MappingProxyType(self._runners)
         self._capacity = SessionCapacity(config.max_sessions or 0, config.limits.sessions_per_principal)
         self._returning: dict[int, asyncio.Task[None]] = {}
         self._opening: dict[int, asyncio.Future[SessionOpened]] = {}
@@ -151,6 +153,10 @@ class ControlPlane:
             want_ring=self._want_ring,
             alone=self._alone,
         )
+
+    async def change_mode(self, number: int, request: OpenRequest) -> None:
+        """As in Planner."""
+        await self._planner.change_mode(number, request)
 
     def close(self, runner: SessionRunner) -> None:
         """End a session whose stream is gone: frames in flight leave, the worker frees its slots. Idempotent."""

@@ -15,6 +15,7 @@ Rules beyond the protocol:
 - Frames have their turns at the declared rate, and gaps before (in_flight.py). A flood of frames ends the session.
 - A change of instruction or episode above its rate, or with a frame above the permitted rate, has no effect.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.RingState).
+- A robot that an operator holds gets HOLD, and its frames leave, until it is resumed (orders.py).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
 """
 
@@ -38,7 +39,7 @@ from edgeflow.service.sessions.frames import (
     StatusEvent,
 )
 from edgeflow.service.sessions.in_flight import FramesInFlight, Outbox
-from edgeflow.service.sessions.orders import GivenInstruction, SessionHolds
+from edgeflow.service.sessions.orders import HELD_TEXT, GivenInstruction, SessionHolds
 from edgeflow.service.sessions.rates import SessionRates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.robot_clock import FrameOrder
 from edgeflow_client.errors import FailedPrecondition, RequestError
@@ -81,7 +82,7 @@ class Session:
         self._ring = RingState.HELD
         self._outbox = Outbox(request.receipts)
         self._frames = FramesInFlight(self._outbox, self.rates, self.answers, keeps_history=policy.keeps_history)
-        self._holds = SessionHolds(self._frames, self._outbox, self.answers)
+        self.holds = SessionHolds(self._frames, self._outbox, self.answers)
 
     @property
     def epoch(self) -> int:
@@ -101,8 +102,7 @@ class Session:
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
         if self._order.clock.slow and not self._stamps_slow:
             self._stamps_slow = True
-            text = "the stamps do not advance in real time: delays on the way here are unknown"
-            self._outbox.notice("stamps", text)
+            self._outbox.notice("stamps", "stamps do not advance in real time: delays on the way here are unknown")
 
     def reject(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a rejected frame; too many of them end the session."""
@@ -134,6 +134,9 @@ class Session:
         track = SessionFrame(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
+        elif self.holds.operator is not None:
+            self._silence.used(now_ns)  # it is not decoded, so that nothing else shows that the robot is there
+            self._frames.leave(track, Disposition.DROPPED, "ABORTED", Reason.OPERATOR_HOLD, HELD_TEXT)
         elif self._ring is RingState.LOST:
             text = "the worker is restarting"
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.WORKER_RESTARTING, text)
@@ -150,11 +153,11 @@ class Session:
         else:
             self.reject_message(changes_too_often("reset", False), now_ns)
 
-    def reset(self, instruction: str = "") -> None:
+    def reset(self, instruction: str = "", *, by_operator: bool = False) -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
         if self.answers.invalid.rearm():
             self._outbox.safe = None  # a STOP that was not sent yet would stop the new episode
-        self._given.text = instruction or self._given.text
+        self._given.give(instruction, by_operator=by_operator)
         self._outbox.epoch += 1
         self.answers.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
@@ -162,6 +165,8 @@ class Session:
         if self._ring in (RingState.HELD, RingState.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
         self._outbox.notice("epoch", "a new instruction or episode")
+        if self.holds.operator is not None:
+            self.hold(Reason.OPERATOR_HOLD)
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
         """Report a rejected message other than a frame; it counts like a rejected frame."""
@@ -248,7 +253,7 @@ class Session:
         else:
             self._frames.leave(track, Disposition(message.disposition), message.code, message.reason, message.text)
         if message.reason == Reason.ACTION_TOO_OLD:
-            self._holds.count_late()
+            self.holds.count_late()
         if message.reason == Reason.INSTRUCTION_TOO_LONG and self._given.reverts:
             self._given.revert()  # the worker counts tokens, so that only it can tell
             self.reset()
@@ -325,7 +330,13 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action that was not taken yet is withdrawn. The STOP of a fault stays."""
-        self._holds.order(reason, command)
+        self.holds.order(reason, command)
+
+    def instruct(self, text: str) -> None:
+        """An operator gives an instruction: a new epoch. FailedPrecondition in a fault, which only the robot ends."""
+        if self.answers.invalid.fault:
+            raise FailedPrecondition("the session is in fault: the robot must reset first", reason=Reason.FAULT)
+        self.reset(text, by_operator=True)
 
     def notify(self, kind: str, text: str = "") -> None:
         """Send the robot a notice."""
@@ -346,6 +357,7 @@ class Session:
         if self.ended is None:
             code = "CANCELLED" if end.code == "OK" else end.code
             self._frames.drop_all(code, Reason.SESSION_CLOSED, "the session ended")
+            self.holds.operator = None  # the last HOLD says why the session ends
             if end.code != "OK":
                 self.hold(end.reason, end.command)
             self.ended = end
@@ -363,18 +375,16 @@ class Session:
 
     def take(self, now_ns: int) -> list[Event]:
         """All pending events, in order; the newest action comes last, followed by its ACTED."""
+        delay_ns = 0
         if (ready := self._frames.ready) is not None:
-            self._holds.withdraw_if_old(ready, now_ns, self._delay_ns(ready))
+            delay_ns = self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+            self.holds.withdraw_if_old(ready, now_ns, delay_ns)
         events = self._outbox.take()
         if (ready := self._frames.take_ready()) is not None:
             self.answers.handed_out(ready, now_ns)
-            events += self.answers.events(ready, now_ns, self._delay_ns(ready))
+            events += self.answers.events(ready, now_ns, delay_ns)
         self._finish_if_idle()
         return events
-
-    def _delay_ns(self, ready: PendingAnswer) -> int:
-        """The transport delay of the answer's frame in excess of the session's quickest frame."""
-        return self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
 
     def _count_rejection(self, now_ns: int) -> None:
         if (end := self.rates.count_rejection(now_ns)) is not None:

@@ -16,7 +16,7 @@ from edgeflow_client.errors import DeadlineExceeded
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import ActionSchema, Disposition, Mode
 
-_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
+_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD, Reason.OPERATOR_HOLD}
 
 
 async def act_once(
