@@ -17,9 +17,7 @@ PATH = "/admin/v1/sessions"
 ANSWER_S = 20.0
 SHOWN = 60  # characters
 Address = Annotated[str, typer.Option(help="HTTP address of the service, host:port or URL.")]
-Number = Annotated[
-    int, typer.Argument(metavar="ID", help="Number of the session, as `sessions list` shows it.")
-]
+Number = Annotated[int, typer.Argument(metavar="ID", help="Number of the session, as `sessions list` shows it.")]
 Text = Annotated[str, typer.Option("--reason", help="Text for the people at the robot, up to 200 characters.")]
 
 sessions_app = typer.Typer(

@@ -41,7 +41,7 @@ def no_worker(text: str = "no worker is ready") -> Unavailable:
 
 def no_session(number: int) -> NotFound:
     """The error of a request about a session that is not open, or no more."""
-    return NotFound(f"session {number} is not open", field="session")
+    return NotFound(f"{number} is not open", field="session")
 
 
 def start_error(kind: str, text: str) -> StartError:

@@ -138,7 +138,7 @@ class Operators:
                 since_ms = time.time_ns() // 1_000_000
                 session.holds.hold_by(OperatorHold(text=text, by=message.caller.principal, since_ms=since_ms))
             case "resume" if session.holds.operator is None:
-                raise FailedPrecondition("no operator holds this session", field="session")
+                raise FailedPrecondition("no operator holds this robot")
             case "resume":
                 session.holds.resume()
             case "instruct":
@@ -206,7 +206,7 @@ class Operators:
         )
 
     def _reject(self, gateway: ChildSupervisor, message: Operate, error: EdgeflowError) -> None:
-        answer = Operated(request=message.request, code=error.code, text=error.text)
+        answer = Operated(request=message.request, code=error.code, text=error.text.removeprefix("open."))
         if isinstance(error, RequestError):
             field = error.field.removeprefix("open.")
             retry_ms = error.retry_after_ms or 0

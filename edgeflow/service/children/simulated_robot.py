@@ -85,6 +85,7 @@ class SimulatedRobot:
         """End it; idempotent."""
         if self._process is not None:
             self._process.kill()
+            self._process = None
 
     async def close(self) -> None:
         """End it, and wait for that."""

@@ -149,6 +149,8 @@ def operator_routes(requests: OperatorRequests) -> list[Route]:
             body = _parsed(BODIES[action], request, data)
         fields = body.model_dump()
         text = fields.pop("reason", "") or fields.pop("instruction", "")
+        if any("\ud800" <= each <= "\udfff" for each in text):  # no message between processes can carry them
+            raise InvalidArgument("is not Unicode", field="body", reason=Reason.TEXT_BAD_CHARACTER)
         number = _number(request.path_params["session"])
         asked = {"action": action, "session": number, "caller": request.scope[CALLER], "text": text, **fields}
         return _json(await requests.ask(**asked))
