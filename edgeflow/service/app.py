@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.chat_messages import ChatReady
-from edgeflow.ipc.messages import Message, WarmupProgress, WorkerReady
+from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
-from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
 from edgeflow.service.children.operators import Operators
@@ -23,6 +23,7 @@ from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.simulated_robot import SimulatedRobot
 from edgeflow.service.children.single_actions import SingleActions
+from edgeflow.service.children.watching import PageWatch
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.host.preflight import check_configured
@@ -35,8 +36,16 @@ from edgeflow.service.security.auth import Authenticator, TokensFile
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics, SessionObserver
 from edgeflow.service.sessions.plane import TICK_S, ControlPlane
-from edgeflow.service.sessions.shown import status
-from edgeflow.service.status import ServiceStatus, chat_summary, clients_lines, clients_summary, policy_summary
+from edgeflow.service.sessions.watching import SessionWatch
+from edgeflow.service.status import (
+    ServiceStatus,
+    chat_summary,
+    clients_lines,
+    clients_summary,
+    forecast_line,
+    policy_entry,
+)
+from edgeflow.service.vitals import ServiceVitals
 from edgeflow.service.worker.process import Launch
 from edgeflow.service.worker.standby import Workers
 from edgeflow.service.worker.supervisor import Supervisor
@@ -89,6 +98,7 @@ class Service:
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
+        self._watch = SessionWatch(lambda: self.plane.runners, self._inputs)
         self.plane = ControlPlane(
             config,
             port=self.supervisor,
@@ -97,7 +107,17 @@ class Service:
             health=self.health,
             metrics=self.metrics,
             log=log,
-            observers=observers,
+            observers=[*observers, self._watch],
+        )
+        self._vitals = ServiceVitals(
+            config,
+            plane=self.plane,
+            health=self.health,
+            metrics=self.metrics,
+            status=lambda: self.status,
+            standby=lambda: self._workers.standby if self._workers is not None else "off",
+            singles=lambda: self._watch.singles,
+            clock=clock,
         )
         self._tokens = TokensFile(config.tokens_file, log)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
@@ -159,6 +179,8 @@ class Service:
         if isinstance(message, ChatReady):
             self.status = replace(self.status, chat=chat_summary(message))
         else:
+            if isinstance(message, Pong):
+                self._vitals.pong(message)
             self.plane.worker_message(message)
 
     def worker_writable(self) -> None:
@@ -209,7 +231,7 @@ class Service:
             self._keep("board", self._board.watch(self._models_changed))
         self._loop_watch.start()
         ready = await self._start_processes()
-        forecasts = tuple(_forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
+        forecasts = tuple(forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
         warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
@@ -272,16 +294,17 @@ class Service:
             operators=Operators(
                 self.plane,
                 self._authenticator,
-                self._sessions_shown,
+                self._watch.sessions,
                 SimulatedRobot(config, lambda: self.status.grpc_address, self._log),
                 self._log,
             ),
+            watching=PageWatch(self._watch, self._vitals, self._clock, self._log),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
-            inputs=lambda: self.plane.newest_worker.inputs if self.plane.newest_worker else None,
+            inputs=self._inputs,
             clock=self._clock,
             log=self._log,
         )
@@ -296,23 +319,14 @@ class Service:
             robots_address=address_text(config.frontends.host, listeners.robots_port),
         )
 
+    def _inputs(self) -> PolicyInputs | None:
+        """The needs of the policy; None while no worker is ready."""
+        return self.plane.newest_worker.inputs if self.plane.newest_worker is not None else None
+
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""
-        model: dict[str, Any] = {"id": self._config.alias, "object": "model", "owned_by": "edgeflow"}
-        if (worker := self.plane.newest_worker) is not None:
-            model["fingerprint"] = worker.model_fingerprint
-            model["action_tokens"] = worker.pass_times.stages
-            model["unnorm_keys"] = worker.unnorm_keys
-            model["mode"] = self._config.mode
-            model |= policy_summary(worker) | self._board.summary()
-            if self._listeners is not None:
-                model["clients"] = clients_summary(self._config, worker, self._listeners.robots_port)
-        return [model]
-
-    def _sessions_shown(self) -> list[dict[str, Any]]:
-        return [
-            {"session": number, "status": status(runner, since_ms=0)} for number, runner in self.plane.runners.items()
-        ]
+        port = self._listeners.robots_port if self._listeners is not None else None
+        return [policy_entry(self._config, self.plane.newest_worker, self._board.summary(), port)]
 
     def _models_changed(self) -> None:
         if self._children is not None:
@@ -384,12 +398,6 @@ class Service:
     def _publish(self, phase: HealthState, **changes: object) -> None:
         self.status = replace(self.status, phase=phase, **changes)  # type: ignore[arg-type]
         self._announce(self.status)
-
-
-def _forecast_line(mode: str, seen: Forecast) -> tuple[str, float, float]:
-    """A mode for people, its rate and its age."""
-    name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
-    return name, seen.fps, seen.age_ns / 1e6
 
 
 def _freeze() -> None:

@@ -11,6 +11,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import CameraNeed
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import WorkerReady
+from edgeflow.scheduler.forecast import Forecast
 from edgeflow.service.host.listen import address_text
 from edgeflow.service.observe.health import HealthState
 from edgeflow.service.sessions.shown import actions_summary, state_summary
@@ -163,3 +164,25 @@ def policy_summary(worker: WorkerReady) -> dict[str, Any]:
         "control_rate_hz": worker.schema.control_rate_hz or None,
         "actions": actions_summary(worker.schema),
     }
+
+
+def policy_entry(
+    config: ServiceConfig, worker: WorkerReady | None, board: Mapping[str, Any], port: int | None
+) -> dict[str, Any]:
+    """The policy's entry in /v1/models. port: of front ends, None while none is bound."""
+    model: dict[str, Any] = {"id": config.alias, "object": "model", "owned_by": "edgeflow"}
+    if worker is not None:
+        model["fingerprint"] = worker.model_fingerprint
+        model["action_tokens"] = worker.pass_times.stages
+        model["unnorm_keys"] = worker.unnorm_keys
+        model["mode"] = config.mode
+        model |= policy_summary(worker) | dict(board)
+        if port is not None:
+            model["clients"] = clients_summary(config, worker, port)
+    return model
+
+
+def forecast_line(mode: str, seen: Forecast) -> tuple[str, float, float]:
+    """A mode for people, its rate and its age."""
+    name = f"{mode} (assuming {seen.passes_per_action:.0f} passes per action)" if seen.assumed else mode
+    return name, seen.fps, seen.age_ns / 1e6

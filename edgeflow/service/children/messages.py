@@ -125,6 +125,15 @@ class Operated:
     retry_after_ms: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """Control → gateway: an answer to Watch, several times per second. Sealed: a map in msgpack, and then images."""
+
+    number: int
+    """Batches have consecutive numbers; a gap shows how many were lost."""
+    map_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class RobotOpened:
     """Control → robots' process: the session of OpenRobot is open."""
@@ -248,6 +257,20 @@ class Operate:
     """start-robot: the operator's token, which the robot shows; "" where none is required."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Gateway → control, at each change and once per second while pages are open: send batches of what happens."""
+
+    on: bool
+    """False = farewell: nobody watches any more."""
+    whole: bool
+    """The next batch is to have the facts of all sessions."""
+    details: list[int]
+    """Sessions whose chunks and states are wanted."""
+    pictures: list[list[int]]
+    """Session and index of each camera whose pictures are wanted."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpenRobot:
     """Robots' process → control: open a session; answered by RobotOpened, or by RobotRejected with seq 0."""
@@ -302,6 +325,7 @@ ToChild: TypeAlias = (
     | ActDone
     | ActRejected
     | Operated
+    | Watched
     | RobotOpened
     | RobotActed
     | RobotRejected
@@ -318,6 +342,7 @@ FromChild: TypeAlias = (
     | Act
     | ActCancel
     | Operate
+    | Watch
     | FromRobots
 )
 ChildMessage: TypeAlias = ToChild | FromChild

@@ -28,6 +28,7 @@ from edgeflow.service.children.messages import (
     SaveState,
     ServiceState,
     ToChild,
+    Watch,
     no_room,
 )
 from edgeflow.service.children.operators import Operators
@@ -35,6 +36,7 @@ from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
 from edgeflow.service.children.supervisor import ChildSupervisor
+from edgeflow.service.children.watching import PageWatch
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -64,6 +66,7 @@ class ChildProcesses:
         actions: Callable[[], SingleActions],
         robots: RobotSessions,
         operators: Operators,
+        watching: PageWatch,
         health: Health,
         tokens: TokensFile,
         tls: Tls | None,
@@ -76,6 +79,7 @@ class ChildProcesses:
         self._actions = {name: actions() for name in (GATEWAY, ROBOTS)}
         self._robots = robots
         self._operators = operators
+        self._watching = watching
         self._health = health
         self._tokens = tokens
         self._tls = tls
@@ -106,6 +110,7 @@ class ChildProcesses:
     async def stop(self) -> None:
         """Kill all children. Stop their tasks first; idempotent."""
         await self._operators.close()
+        self._watching.stop()
         await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
     # Calls of the service.
@@ -178,6 +183,8 @@ class ChildProcesses:
                     gateway.send(MetricsSnapshot(ROBOTS), descriptors)
                 case Operate() if supervisor.name == GATEWAY:
                     self._operators.take(supervisor, message)
+                case Watch() if supervisor.name == GATEWAY:
+                    self._watching.take(supervisor, message)
                 case SaveState() if supervisor.name == CHAT:
                     self._keep(message, descriptors)
                 case RequestSocket() if supervisor.name == CHAT:  # at most once per second, however often it asks
@@ -199,6 +206,8 @@ class ChildProcesses:
             self._actions[supervisor.name].cancel_all()
         if supervisor.name == ROBOTS:
             self._robots.lost()
+        if supervisor.name == GATEWAY:
+            self._watching.stop()
 
     def _keep(self, message: SaveState, descriptors: list[int]) -> None:
         """Store data of a chat front for its successor; control never looks into it."""

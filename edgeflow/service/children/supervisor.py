@@ -30,6 +30,7 @@ from edgeflow.service.children.messages import (
     SaveState,
     Serving,
     ToChild,
+    Watch,
 )
 from edgeflow.service.errors import start_error
 from edgeflow.service.observe.log import EventLog
@@ -52,7 +53,7 @@ LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
 ACTS = (Act, ActCancel, Operate, *FromRobots.__args__)
-FORWARDED = (*ACTS, SaveState, RequestSocket, MetricsSnapshot)  # to the listener
+FORWARDED = (*ACTS, SaveState, RequestSocket, MetricsSnapshot, Watch)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 
 

@@ -31,19 +31,23 @@ from edgeflow.service.children.messages import (
     Models,
     Operated,
     ServiceState,
+    Watched,
 )
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
+from edgeflow.service.gateway.events import GatewayMetrics, Viewers, event_routes
 from edgeflow.service.gateway.operators import OperatorRequests, operator_routes
+from edgeflow.service.gateway.pictures import picture_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
 from edgeflow.service.http.bodies import MSGPACK_TYPES
-from edgeflow.service.http.middleware import MODEL, MODELS, PREFIXES, Hosts, PublicMiddleware
+from edgeflow.service.http.middleware import EVENTS, MODEL, MODELS, PREFIXES, Hosts, PublicMiddleware
 from edgeflow.service.http.protocol import SharedLimits
 from edgeflow.service.http.server import HttpServer, load_pair, server_context
-from edgeflow.service.observe.process_metrics import ProcessMetrics
+from edgeflow.service.security.auth import Caller
+from edgeflow.version import __version__
 from edgeflow_client.errors import NotFound, Unavailable
 from edgeflow_client.reasons import Reason
 
@@ -74,7 +78,7 @@ class Gateway(ServingChild):
 
     def __init__(self, start: ChildStart, config: ServiceConfig) -> None:
         self.draining = False
-        self.metrics = ProcessMetrics()
+        self.metrics = GatewayMetrics()
         super().__init__(start, self.metrics, {Certificates} if config.tls.cert else None)
         self._listener = start.listener
         self._config = config
@@ -90,11 +94,15 @@ class Gateway(ServingChild):
         self._models: dict[str, list[dict[str, Any]]] = {}
         self._created_s = int(time.time())  # of all models: OpenAI's clients want a number
         self._http: HttpServer | None = None
+        self.viewers = Viewers(self._link.send, self._spawn, self.metrics, own=self._own, models=self._entries)
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of /v1/models, from the last snapshots; the chat front is asked while it has shown none."""
         if self._chat is not None and not self._models.get("chat"):
             await self._ask_chat(self._chat)
+        return self._entries()
+
+    def _entries(self) -> list[dict[str, Any]]:
         entries = [*self._models.get("control", []), *self._models.get("chat", [])]
         return [{"created": self._created_s, **entry} for entry in entries]
 
@@ -102,6 +110,30 @@ class Gateway(ServingChild):
         """The metrics of all processes."""
         own = self.metrics.text().decode()
         return merge({**{name: self._texts[name] for name in sorted(self._texts)}, "gateway": own})
+
+    def hello(self, caller: Caller) -> dict[str, Any]:
+        """The part of the first event of a live page that depends on its caller."""
+        known, chat = self._authenticator, self._chat is not None
+        return {
+            "time": time.time_ns() // 1_000_000,
+            "version": __version__,
+            "may": {"operate": known.may_operate(caller), "chat": chat and known.may_chat(caller), "demo": False},
+            "tokens": known.tokens_required,
+            "tls": bool(self._config.tls.cert),
+        }
+
+    def _own(self) -> dict[str, Any]:
+        """The gateway's part of the description of the service: the chat queue."""
+        if self._chat is None:
+            return {"chat": None}
+        waiting, running = (
+            _sample(self._texts.get("chat", ""), f"edgeflow_chat_requests_{each}") for each in ("waiting", "running")
+        )
+        model = next((each["id"] for each in self._models.get("chat", [])), "")
+        return {"chat": {"model": model, "queue": waiting, "most": self._config.chat.queue, "running": running}}
+
+    def _credentials_changed(self) -> None:
+        self.viewers.end_callers(self._authenticator.may_observe)
 
     def _serve(self) -> None:
         timing = self._config.timing
@@ -142,8 +174,11 @@ class Gateway(ServingChild):
             case Models(inputs):
                 self._control.update_inputs(inputs)
                 self._models["control"] = json.loads(sealed(descriptors, MAX_MODEL_BYTES))
+            case Watched():
+                self.viewers.take(message, descriptors)
             case Drain():
                 self.draining = True
+                self.viewers.drain()
                 self._spawn(self._drain())
 
     def _renew(self, descriptors: list[int]) -> None:
@@ -179,9 +214,9 @@ class Gateway(ServingChild):
 
 
 class InFlight:
-    """An ASGI middleware that knows whether requests are being answered, health and metrics aside."""
+    """An ASGI middleware that knows whether requests are being answered, health, metrics and live pages aside."""
 
-    PASSING = frozenset({"/live", "/ready", "/healthz", "/readyz", "/metrics"})
+    PASSING = frozenset({"/live", "/ready", "/healthz", "/readyz", "/metrics", EVENTS})
 
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
@@ -203,6 +238,12 @@ class InFlight:
             self._count -= 1
             if not self._count:
                 self.idle.set()
+
+
+def _sample(text: str, name: str) -> int | None:
+    """The value of a sample without labels; None without it."""
+    found = next((line for line in text.splitlines() if line.startswith(f"{name} ")), "")
+    return round(float(found.rpartition(" ")[2])) if found else None
 
 
 def merge(texts: Mapping[str, str]) -> str:
@@ -248,7 +289,7 @@ def build_app(
 ) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    routes += operator_routes(operators)
+    routes += [*event_routes(shown.viewers, shown.hello), *picture_routes(shown.viewers), *operator_routes(operators)]
     return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 

@@ -36,6 +36,8 @@ SESSIONS = f"{ADMIN_PATH}v1/sessions"
 DEMO_ROBOT = f"{ADMIN_PATH}v1/demo-robot"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+EVENTS = "/events"
+EVENT_IMAGES = f"{EVENTS}/images/{{session:int}}/{{camera:int}}"
 DOCS, OPENAPI = "/docs", "/openapi.json"
 API = f"{DOCS}/api"  # the page of the OpenAPI document
 PAGE_PARTS = {
@@ -51,6 +53,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/v1/completions": CHAT,
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
+    EVENTS: OBSERVE,
     **dict.fromkeys(("/", OPENAPI, DOCS), OBSERVE),
 }
 OWN_FETCHES = (b"same-origin", b"none")  # values of Sec-Fetch-Site; none: typed into the address bar
@@ -217,7 +220,7 @@ class PublicMiddleware(Middleware):
 
 def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
     """The path in `roles` that a path belongs to; "unknown" for another."""
-    known = next((top for top in (MODELS, DOCS) if path.startswith(f"{top}/")), path)
+    known = next((top for top in (MODELS, DOCS, EVENTS) if path.startswith(f"{top}/")), path)
     return known if known in roles else "unknown"
 
 

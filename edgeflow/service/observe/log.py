@@ -6,6 +6,7 @@ No caller ever waits for the log or sees its errors: lines go through a bounded 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import secrets
@@ -13,8 +14,9 @@ import select
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from enum import Enum
 from queue import Empty, SimpleQueue
@@ -22,6 +24,7 @@ from typing import Any, Protocol
 
 from edgeflow_client.clock import Clock
 
+TAIL_LINES = 200
 PER_SECOND = 10  # lines per event; further ones are counted in the next line
 KEPT_LINES = 1000  # queued for a slow descriptor; further ones are lost
 CLOSE_S = 0.2
@@ -71,6 +74,18 @@ def incident_values(where: str, error: BaseException) -> dict[str, Any]:
     """The values of a line about an unexpected exception, with a new incident id."""
     number = secrets.token_hex(6)
     return {"incident": number, "where": where, "error": type(error).__name__, "stack": stack_of(error)}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """A line of the log."""
+
+    number: int
+    """Lines have consecutive numbers, from 1 on."""
+    time_s: float
+    """Seconds since 1970."""
+    event: str
+    values: dict[str, Any]
 
 
 class Sink(Protocol):
@@ -188,6 +203,12 @@ class EventLog(Log):
         self._before = CLEAR_LINE if self._readable else ""
         self._wall = wall
         self._failed = 0
+        self._numbers = itertools.count(1)
+        self._tail: deque[LoggedEvent] = deque(maxlen=TAIL_LINES)
+
+    def since(self, number: int) -> list[LoggedEvent]:
+        """The newest lines, at most TAIL_LINES, whose number is above this one."""
+        return [line for line in list(self._tail) if line.number > number]
 
     @property
     def lost(self) -> int:
@@ -206,7 +227,9 @@ class EventLog(Log):
             self._sink.close()
 
     def _write(self, name: str, values: dict[str, Any]) -> None:
-        self._sink.write(f"{self._before}{event_line(self._wall(), name, values, readable=self._readable)}\n")
+        time_s = self._wall()
+        self._tail.append(LoggedEvent(next(self._numbers), time_s, name, values))
+        self._sink.write(f"{self._before}{event_line(time_s, name, values, readable=self._readable)}\n")
 
 
 class LogAnnouncer:

@@ -145,6 +145,10 @@ class Authenticator:
         """True if an operator may act on sessions: with the role admin, or without tokens from this machine."""
         return self._may(caller, ADMIN) and (self.tokens_required or is_loopback(caller.peer))
 
+    def may_observe(self, caller: Caller) -> bool:
+        """True if the token of a live page still permits it."""
+        return self._may(caller, OBSERVE)
+
     def may_chat(self, caller: Caller) -> bool:
         """True if the token of a chat request still permits it."""
         return self._may(caller, CHAT)

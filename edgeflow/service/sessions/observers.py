@@ -50,6 +50,8 @@ class OpenedSession:
     caller: Caller
     schema: ActionSchema
     """The meaning of the actions that the robot gets."""
+    single: bool = False
+    """It is a session of one frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,6 @@ from edgeflow.service.sessions.observers import (
     ClosedSession,
     Metrics,
     Observers,
-    OpenedSession,
     SessionLog,
     SessionObserver,
 )
@@ -108,7 +107,8 @@ class ControlPlane:
                 raise no_worker()
             plan = await self._planner.plan(number, request)
             runner = await self._open(number, request, plan, single)
-            self._register(runner, caller)
+            self._register(runner)
+            self._observers.opened(runner.opened(caller, single=single))
             return runner
         except BaseException:
             self._planner.leave(number)
@@ -323,13 +323,10 @@ class ControlPlane:
         if self.worker is None or not self._health.ready:
             raise no_worker()
 
-    def _register(self, runner: SessionRunner, caller: Caller) -> None:
-        session, plan = runner.session, runner.plan
-        number, request, schema = session.number, session.request, session.robot_schema
-        self._runners[number] = runner
+    def _register(self, runner: SessionRunner) -> None:
+        self._runners[runner.session.number] = runner
         self._end_surplus()
         self._all_closed.clear()
-        self._observers.opened(OpenedSession(number=number, request=request, plan=plan, caller=caller, schema=schema))
 
     def _answer(self, message: FrameResult | FrameDropped) -> None:
         runner = self._runners.get(message.session)

@@ -15,10 +15,11 @@ from edgeflow.scheduler.pace import pace_text
 from edgeflow.service.observation.pixels import decode_frame, raw_pixels
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.observe.log import EventLog
+from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import OVERHEAD_NS, SessionPlan
 from edgeflow.service.sessions.capacity import Decoders
 from edgeflow.service.sessions.frames import End, Event
-from edgeflow.service.sessions.observers import ObservedFrame, Observers
+from edgeflow.service.sessions.observers import ObservedFrame, Observers, OpenedSession
 from edgeflow.service.sessions.session import Session
 from edgeflow.version import __version__
 from edgeflow_client.clock import Clock
@@ -72,6 +73,18 @@ class SessionRunner:
         self._adopt(plan)
         if plan.mode is Mode.SPECULATIVE and plan.pace.speculation is None:
             session.notify("mode", "this policy drafts no tokens, so speculative is serial")
+
+    def opened(self, caller: Caller, *, single: bool) -> OpenedSession:
+        """The session for observers."""
+        session = self.session
+        return OpenedSession(
+            number=session.number,
+            request=session.request,
+            plan=self.plan,
+            caller=caller,
+            schema=session.robot_schema,
+            single=single,
+        )
 
     def receive_frame(
         self, seq: int, stamp_ns: int, contents: Callable[[], CheckedFrame], received_ns: int | None = None

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from edgeflow.contract import PolicyInputs
 from edgeflow.scheduler.pace import pace_text, served_mode
-from edgeflow.service.observation.requests import recorded_cameras
+from edgeflow.service.observation.requests import OpenRequest, recorded_cameras
 from edgeflow.service.sessions.observers import OpenedSession
 from edgeflow.service.sessions.runner import SessionRunner
 from edgeflow.service.sessions.session import Session
@@ -29,6 +31,28 @@ class SessionWarning:
     """names, units, rate, stamps, ignored or mode."""
     text: str
     """One line for people."""
+
+
+def input_warnings(request: OpenRequest, inputs: PolicyInputs) -> tuple[SessionWarning, ...]:
+    """Warnings about inputs that no name or unit of the robot's confirms."""
+    found = []
+    for need, camera in zip(inputs.cameras, request.policy_cameras, strict=False):
+        if not need.named and len(request.cameras) > 1:
+            text = f"the policy does not name its camera: it gets the robot's first, {camera.name!r}"
+            found.append(SessionWarning("names", text))
+    elements = [name for each in request.state for name in each.elements or ("",) * each.size]
+    units = [unit for each in request.state for unit in each.units or ("",) * each.size]
+    taken = iter(request.policy_numbers)
+    for vector in inputs.state:
+        places = list(islice(taken, vector.size))
+        if any(wanted and not elements[place] for wanted, place in zip(vector.elements, places, strict=False)):
+            text = f"the robot does not name all numbers of {vector.name!r}: their order is not verified"
+            found.append(SessionWarning("names", text))
+        if any(wanted and not units[place] for wanted, place in zip(vector.units, places, strict=False)):
+            expected = ", ".join(dict.fromkeys(filter(None, vector.units)))
+            text = f"the robot does not state all units of {vector.name!r}; the policy takes {expected}"
+            found.append(SessionWarning("units", text))
+    return tuple(found)
 
 
 def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:

@@ -86,6 +86,13 @@ class Workers:
         self._load_s = LOAD_S
         self._failing = False
 
+    @property
+    def standby(self) -> str:
+        """The worker in reserve: ready, preparing or off."""
+        if not self._config.standby:
+            return "off"
+        return "ready" if self._reserve is not None and self._reserve.ready else "preparing"
+
     def launch(self) -> Launched:
         """Start the worker in reserve if it is ready, otherwise a new process; OSError if that is impossible."""
         known, reserve = self._known(), self._take()
