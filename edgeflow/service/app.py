@@ -21,7 +21,6 @@ from edgeflow.service.children.launch import LaunchChild, Listeners
 from edgeflow.service.children.operators import Operators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
-from edgeflow.service.children.simulated_robot import SimulatedRobot
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.watching import PageWatch
 from edgeflow.service.frontends.grpc.server import ControlService, GrpcServer
@@ -85,8 +84,7 @@ class Service:
         self._announce = announce
         self._log = log
         self.status = ServiceStatus(phase=HealthState.STARTING, model=config.alias)
-        clock = MonotonicClock()
-        self._clock = clock
+        self._clock = clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         self._recording: ServiceRecording | None = None
         if config.recording.on:
@@ -232,7 +230,6 @@ class Service:
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
-        warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
             device=ready.device,
@@ -247,7 +244,7 @@ class Service:
             forecasts=forecasts,
             horizon=ready.schema.horizon,
             clients=clients_lines(clients_summary(self._config, ready, self.status.robots_port)),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *self.supervisor.warnings, *ready.warnings),
         )
 
     async def _start_processes(self) -> WorkerReady:
@@ -292,11 +289,7 @@ class Service:
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
             operators=Operators(
-                self.plane,
-                self._authenticator,
-                self._watch.sessions,
-                SimulatedRobot(config, lambda: self.status.grpc_address, self._log),
-                self._log,
+                self.plane, self._authenticator, self._watch.sessions, lambda: self.status.grpc_address, self._log
             ),
             watching=PageWatch(self._watch, self._vitals, self._clock, self._log),
             health=self.health,

@@ -49,7 +49,7 @@ ENDED_TEXT = "an operator ended the session"
 class Operators:
     """Answers the gateway's requests of operators; runs on the loop.
 
-    shown: facts and status of all open sessions.
+    shown: facts and status of all open sessions. address: the service's gRPC address, for the simulated robot.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Operators:
         plane: ControlPlane,
         authenticator: Authenticator,
         shown: Callable[[], list[dict[str, Any]]],
-        robot: SimulatedRobot,
+        address: Callable[[], str],
         log: EventLog,
     ) -> None:
         self._plane = plane
         self._authenticator = authenticator
         self._shown = shown
-        self._robot = robot
+        self._robot = SimulatedRobot(plane.config, address, log)
         self._log = log
         now_ns = time.monotonic_ns()
         self._looks, self._deeds = TokenBucket(LOOK_NS, LOOKS, now_ns), TokenBucket(DEED_NS, DEEDS, now_ns)

@@ -24,6 +24,17 @@ MOST_ERROR = 4096  # bytes of what it wrote last
 SHOWN_ERROR = 300  # characters
 
 
+def why_no_robot(config: ServiceConfig) -> str:
+    """Why no simulated robot can be started beside this service; "" if one can."""
+    if config.model_path not in POLICIES:
+        return "the simulated robot is for the embedded policies"
+    if config.tls.cert or not is_loopback(config.grpc.host):
+        return "the simulated robot is for a service on loopback without TLS: use `edgeflow robot`"
+    if find_spec(LIBRARY) is None:
+        return f"{LIBRARY} is not installed: pip install 'edgeflow-server[demo]'"
+    return ""
+
+
 class SimulatedRobot:
     """At most one robot. It is started without a copy of memory, runs at low priority and ends with control.
 
@@ -38,28 +49,16 @@ class SimulatedRobot:
         self._watching: asyncio.Task[None] | None = None
 
     @property
-    def lacking(self) -> str:
-        """Why no robot can be started; "" if one can."""
-        config = self._config
-        if config.model_path not in POLICIES:
-            return "the simulated robot is for the embedded policies"
-        if config.tls.cert or not is_loopback(config.grpc.host):
-            return "the simulated robot is for a service on loopback without TLS: use `edgeflow robot`"
-        if find_spec(LIBRARY) is None:
-            return f"{LIBRARY} is not installed: pip install 'edgeflow-server[demo]'"
-        return ""
-
-    @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.ended is None
 
     def state(self) -> dict[str, Any]:
         """For an operator: whether one runs, and why none can be started."""
-        return {"running": self.is_running, "lacking": self.lacking}
+        return {"running": self.is_running, "lacking": why_no_robot(self._config)}
 
     def start(self, token: str) -> None:
         """Start it, with the operator's token; FailedPrecondition where none can be started, or one runs."""
-        if lacking := self.lacking:
+        if lacking := why_no_robot(self._config):
             raise FailedPrecondition(lacking)
         if self.is_running:
             raise FailedPrecondition("a simulated robot runs already")

@@ -33,6 +33,7 @@ from edgeflow.service.children.messages import (
     ServiceState,
     Watched,
 )
+from edgeflow.service.children.simulated_robot import why_no_robot
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import ControlView
@@ -114,10 +115,12 @@ class Gateway(ServingChild):
     def hello(self, caller: Caller) -> dict[str, Any]:
         """The part of the first event of a live page that depends on its caller."""
         known, chat = self._authenticator, self._chat is not None
+        operates = known.may_operate(caller)
+        may = {"operate": operates, "chat": chat and known.may_chat(caller)}
         return {
             "time": time.time_ns() // 1_000_000,
             "version": __version__,
-            "may": {"operate": known.may_operate(caller), "chat": chat and known.may_chat(caller), "demo": False},
+            "may": may | {"demo": operates and not why_no_robot(self._config)},
             "tokens": known.tokens_required,
             "tls": bool(self._config.tls.cert),
         }
