@@ -17,8 +17,10 @@ from starlette.routing import Route
 
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
+from edgeflow.service.gateway.operator_documents import OPERATOR_FAILURES, operator_operations
+from edgeflow.service.gateway.operators import BODIES, ResumeBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import API, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
+from edgeflow.service.http.middleware import API, DEMO_ROBOT, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES, SESSIONS
 from edgeflow.version import __version__
 
 TITLE = "edgeflow"
@@ -26,6 +28,7 @@ SECTIONS = {
     "Actions": ("/v1/act",),
     "Models": (MODELS,),
     "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
+    "Operators": (SESSIONS, DEMO_ROBOT),
     "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
 }
 """Beginnings of paths, by section of the document."""
@@ -305,7 +308,10 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
     )
     removed = _texts("Remove a prefix", "Remove the prefix of a slot.")
     slot = f"{PREFIXES}/{{slot}}"
-    return {
+    operated = operator_operations(_failures(OPERATOR_FAILURES))
+    for action, body in BODIES.items():
+        operated["POST", f"{SESSIONS}/{{session}}/{action}"] |= _body_of(body, required=body is not ResumeBody)
+    return operated | {
         ("GET", "/live"): live,
         ("GET", "/healthz"): live,
         ("GET", "/ready"): ready,
@@ -335,12 +341,12 @@ def _texts(summary: str, description: str) -> dict[str, str]:
     return {"summary": summary, "description": description}
 
 
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
+def _body_of(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """The schema of a body for the OpenAPI document, with definitions inlined."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+    return {"openapi_extra": {"requestBody": {"required": required, "content": content}}}
 
 
 def _inlined(value: Any, definitions: dict[str, Any]) -> Any:
