@@ -39,7 +39,7 @@ Robots' own clients have another port: [clients](../robots/clients.md).
 def document() -> dict[str, Any]:
     """The OpenAPI document of a service."""
     none: Any = None  # handlers are described, not called
-    routes = [each for each in build_app(ServiceConfig(), none, none, none, none).routes if isinstance(each, Route)]
+    routes = [each for each in build_app(ServiceConfig(), none, none, none).routes if isinstance(each, Route)]
     described = [each for each in routes if each.path not in ("/", OPENAPI) and not each.path.startswith(DOCS)]
     return openapi.document(described)
 

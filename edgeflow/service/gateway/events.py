@@ -33,6 +33,8 @@ from edgeflow_client.reasons import Reason
 MOST_VIEWERS = 16
 MOST_DETAILS = 4
 MOST_QUEUED = 16  # batches for a viewer that does not read; then it is cut
+MEDIA_TYPE = "text/event-stream"
+LEAST_S = 0.02  # between two messages to control
 REMIND_S = 1.0  # between repetitions of what is watched
 FIRST_S = 3.0  # for control's first batch
 MOST_BATCH_BYTES = 64 << 20
@@ -90,8 +92,8 @@ class Viewer:
 class Viewers:
     """All open streams, and a mirror of what control shows.
 
-    send: to control. spawn: runs a task. own: the gateway's part of the description of the service. models: the entries
-    of /v1/models.
+    send: to control. spawn: runs a task. stays: whether a caller may still watch. own: the gateway's part of the
+    description of the service. models: the entries of /v1/models.
     """
 
     def __init__(
@@ -99,6 +101,8 @@ class Viewers:
         send: Callable[[Watch], bool],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
         metrics: GatewayMetrics,
+        *,
+        stays: Callable[[Caller], bool],
         own: Callable[[], dict[str, Any]],
         models: Callable[[], Sequence[dict[str, Any]]],
     ) -> None:
@@ -108,11 +112,13 @@ class Viewers:
         self._send = send
         self._spawn = spawn
         self._metrics = metrics
+        self._stays = stays
         self._own = own
         self._models = models
         self._viewers: set[Viewer] = set()
-        self._reminding = False
-        self._draining = False
+        self._reminding = self._draining = False
+        self._due: asyncio.TimerHandle | None = None
+        self._told_s = 0.0
         self._number = 0  # of the last batch; 0 = none
         self._begun = False  # the mirror holds something
         self._complete = asyncio.Event()
@@ -160,12 +166,6 @@ class Viewers:
             self._metrics.viewers.set(len(self._viewers))
             self.remind()
 
-    def end_callers(self, stays: Callable[[Caller], bool]) -> None:
-        """End the streams of callers for whom `stays` is False: their token was revoked or has expired."""
-        for viewer in self._viewers:
-            if not stays(viewer.caller):
-                viewer.end()
-
     def drain(self) -> None:
         """The service stops: all streams end."""
         self._draining = True
@@ -173,11 +173,16 @@ class Viewers:
             viewer.end()
 
     def remind(self) -> None:
-        """Tell control now what is watched."""
-        if not self._reminding:
-            return
+        """Tell control what is watched, now or LEAST_S after the last time: viewers may come and go quickly."""
+        if self._reminding and self._due is None:
+            loop = asyncio.get_running_loop()
+            self._due = loop.call_at(max(self._told_s + LEAST_S, loop.time()), self._tell)
+
+    def _tell(self) -> None:
+        self._due, self._told_s = None, asyncio.get_running_loop().time()
         if not self.watches:
             self._send(Watch(on=False, whole=False, details=[], pictures=[]))
+            self._forget()
             return
         details = sorted({number for viewer in self._viewers for number in viewer.details})
         whole = not self._complete.is_set()
@@ -216,9 +221,15 @@ class Viewers:
     async def _keep_reminding(self) -> None:
         while self.watches:
             await asyncio.sleep(REMIND_S)
+            for viewer in self._viewers:
+                if not self._stays(viewer.caller):  # its token was revoked or has expired
+                    viewer.end()
             self.remind()
-        self._reminding = self._begun = False
-        self._number = 0
+        self._reminding = False
+
+    def _forget(self) -> None:
+        """Forget the mirror, which changes no more."""
+        self._begun, self._number = False, 0
         self._complete.clear()
         self.sessions.clear()
         self._log.clear()
@@ -300,7 +311,7 @@ class EventStream(StreamingResponse):
     """The stream of one viewer."""
 
     def __init__(self, viewers: Viewers, viewer: Viewer) -> None:
-        super().__init__(viewer.texts(), headers=HEADERS, media_type="text/event-stream")
+        super().__init__(viewer.texts(), headers=HEADERS, media_type=MEDIA_TYPE)
         self._viewers = viewers
         self._viewer = viewer
 
@@ -310,13 +321,16 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-def event_routes(viewers: Viewers, head: Callable[[Caller], dict[str, Any]]) -> list[Route]:
-    """The route of the stream. head: the part of `hello` that depends on the caller."""
+def event_routes(watched: Callable[[], Viewers], head: Callable[[Caller], dict[str, Any]]) -> list[Route]:
+    """The route of the stream. watched: the viewers. head: the part of `hello` that depends on the caller."""
 
     async def events(request: Request) -> Response:
         """Sessions and service as they change, as server-sent events for live pages."""
+        if request.method == "HEAD":
+            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
         details = _details(request.query_params.getlist("detail"))
         cut = request.scope.get("state", {}).get(ABORT, lambda: None)
+        viewers = watched()
         viewer = Viewer(request.scope[CALLER], details, cut)
         await viewers.open(viewer, head(viewer.caller))
         return EventStream(viewers, viewer)

@@ -84,7 +84,7 @@ class Gateway(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = ControlView(self._link, config)
-        self._operators = OperatorRequests(self._link)
+        self.operators = OperatorRequests(self._link)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
@@ -95,7 +95,14 @@ class Gateway(ServingChild):
         self._models: dict[str, list[dict[str, Any]]] = {}
         self._created_s = int(time.time())  # of all models: OpenAI's clients want a number
         self._http: HttpServer | None = None
-        self.viewers = Viewers(self._link.send, self._spawn, self.metrics, own=self._own, models=self._entries)
+        self.viewers = Viewers(
+            self._link.send,
+            self._spawn,
+            self.metrics,
+            stays=self._authenticator.may_observe,
+            own=self._own,
+            models=self._entries,
+        )
 
     async def models(self) -> list[dict[str, Any]]:
         """The entries of /v1/models, from the last snapshots; the chat front is asked while it has shown none."""
@@ -135,9 +142,6 @@ class Gateway(ServingChild):
         model = next((each["id"] for each in self._models.get("chat", [])), "")
         return {"chat": {"model": model, "queue": waiting, "most": self._config.chat.queue, "running": running}}
 
-    def _credentials_changed(self) -> None:
-        self.viewers.end_callers(self._authenticator.may_observe)
-
     def _serve(self) -> None:
         timing = self._config.timing
         bounds = SharedLimits(self._config, self.metrics)
@@ -149,7 +153,7 @@ class Gateway(ServingChild):
 
     def _app(self) -> ASGIApp:
         config = self._config
-        app = build_app(config, self._control, self._chat, self, self._operators)
+        app = build_app(config, self._control, self._chat, self)
         app.add_middleware(
             PublicMiddleware,
             authenticator=self._authenticator,
@@ -169,7 +173,7 @@ class Gateway(ServingChild):
             case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
             case Operated():
-                self._operators.take(message, descriptors)
+                self.operators.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
             case MetricsSnapshot(process):
@@ -287,12 +291,12 @@ def _labelled(line: str, process: str) -> str:
     return f'{line[:space]}{{process="{process}"}}{line[space:]}'
 
 
-def build_app(
-    config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway, operators: OperatorRequests
-) -> Starlette:
+def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    routes += [*event_routes(shown.viewers, shown.hello), *picture_routes(shown.viewers), *operator_routes(operators)]
+    routes += [*event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))]
+    routes += picture_routes(lambda: shown.viewers)
+    routes += operator_routes(lambda: shown.operators)
     return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
 
 

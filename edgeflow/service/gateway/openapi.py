@@ -20,7 +20,18 @@ from edgeflow.service.frontends.act import ActBody
 from edgeflow.service.gateway.operator_documents import OPERATOR_FAILURES, operator_operations
 from edgeflow.service.gateway.operators import BODIES, ResumeBody
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import API, DEMO_ROBOT, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES, SESSIONS
+from edgeflow.service.http.middleware import (
+    API,
+    DEMO_ROBOT,
+    EVENT_IMAGES,
+    EVENTS,
+    MODEL,
+    MODELS,
+    OPENAPI,
+    PAGE_PARTS,
+    PREFIXES,
+    SESSIONS,
+)
 from edgeflow.version import __version__
 
 TITLE = "edgeflow"
@@ -28,6 +39,7 @@ SECTIONS = {
     "Actions": ("/v1/act",),
     "Models": (MODELS,),
     "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
+    "Live page": (EVENTS,),
     "Operators": (SESSIONS, DEMO_ROBOT),
     "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
 }
@@ -248,6 +260,32 @@ _CHAT_FAILURES = _failures(
 )
 
 
+_EVENT_FAILURES = _failures(
+    {
+        400: "more than four sessions in `detail`, or not their numbers",
+        429: "sixteen live pages are open; try again after retry-after seconds",
+        503: "the service is stopping",
+    }
+)
+_EVENT_STREAM = {"description": "events, until the caller leaves", "content": {"text/event-stream": {}}}
+_EVENT_IMAGE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "a JPEG as it came, with an ETag", "content": {"image/jpeg": {}}},
+    204: {"description": "no picture came within a second"},
+    304: {"description": "the picture of the request's if-none-match is the newest"},
+    **_failures({404: "no open session has this number and this camera", 429: "too many pictures are asked for"}),
+}
+_EVENTS_EXTRA: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "detail",
+            "in": "query",
+            "description": "A session whose chunks and state its updates are to carry; up to four.",
+            "schema": {"type": "array", "items": {"type": "integer", "minimum": 0}, "maxItems": 4},
+        }
+    ]
+}
+
+
 def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The OpenAPI document of routes, with the names and texts of their handlers."""
     app = FastAPI(title=TITLE, version=__version__)
@@ -318,6 +356,15 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
         ("GET", "/readyz"): ready,
         ("POST", "/v1/act"): {"summary": "One action for one observation", **act},
         ("GET", "/metrics"): {"summary": "Metrics for Prometheus", "response_class": PlainTextResponse},
+        ("GET", EVENTS): {
+            "summary": "Watch sessions and service",
+            "responses": {200: _EVENT_STREAM, **_EVENT_FAILURES},
+            "openapi_extra": _EVENTS_EXTRA,
+        },
+        ("GET", EVENT_IMAGES): {
+            "summary": "The newest picture of a camera",
+            "responses": _EVENT_IMAGE,
+        },
         ("GET", MODELS): {"summary": "List the models", "response_model": ModelsAnswer},
         ("GET", MODEL): {"summary": "Describe a model", **model},
         ("POST", "/v1/chat/completions"): {
@@ -362,8 +409,8 @@ def _handler(path: str) -> Callable[[], None]:
 
     def handler() -> None: ...
 
-    names = re.findall(r"{(\w+)", path)
+    names = re.findall(r"{(\w+):?(\w*)", path)
     kind = inspect.Parameter.KEYWORD_ONLY
-    found = [inspect.Parameter(name, kind, annotation=str) for name in names]
+    found = [inspect.Parameter(name, kind, annotation=int if of == "int" else str) for name, of in names]
     handler.__signature__ = inspect.Signature(found)  # type: ignore[attr-defined]
     return handler

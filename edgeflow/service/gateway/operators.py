@@ -6,6 +6,7 @@ Control decides and acts; here requests are read and passed on, a few at a time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -135,13 +136,13 @@ class OperatorRequests:
             answer.set_exception(_busy())
 
 
-def operator_routes(requests: OperatorRequests) -> list[Route]:
+def operator_routes(requests: Callable[[], OperatorRequests]) -> list[Route]:
     """The routes; the middleware admits only operators."""
     bodies = BodyReader(MAX_BODY_BYTES, "a request of an operator")
 
     async def sessions(request: Request) -> Response:
         """List the open sessions: what their robots declared, and their status now."""
-        return _json(await requests.ask(action="list", caller=request.scope[CALLER]))
+        return _json(await requests().ask(action="list", caller=request.scope[CALLER]))
 
     async def act(request: Request) -> Response:
         action = request.url.path.rpartition("/")[2]
@@ -153,13 +154,13 @@ def operator_routes(requests: OperatorRequests) -> list[Route]:
             raise InvalidArgument("is not Unicode", field="body", reason=Reason.TEXT_BAD_CHARACTER)
         number = _number(request.path_params["session"])
         asked = {"action": action, "session": number, "caller": request.scope[CALLER], "text": text, **fields}
-        return _json(await requests.ask(**asked))
+        return _json(await requests().ask(**asked))
 
     async def robot(request: Request) -> Response:
         asked: dict[str, Any] = {"action": ROBOT_ACTIONS[request.method], "caller": request.scope[CALLER]}
         if request.method == "POST":
             asked["token"] = _token(request)
-        return _json(await requests.ask(**asked))
+        return _json(await requests().ask(**asked))
 
     return [
         Route(SESSIONS, sessions, methods=["GET"]),

@@ -99,11 +99,12 @@ class Pictures:
             await self._arrived.wait()
 
 
-def picture_routes(viewers: Viewers) -> list[Route]:
-    """The route of the pictures."""
+def picture_routes(watched: Callable[[], Viewers]) -> list[Route]:
+    """The route of the pictures. watched: the viewers, with their mirror of the sessions."""
 
     async def event_image(request: Request) -> Response:
         """The newest picture of a camera, by session and index; 304 if the caller has it, 204 if none came yet."""
+        viewers = watched()
         session, camera = request.path_params["session"], request.path_params["camera"]
         if max(session, camera) < MOST_NUMBER:
             viewers.pictures.want((session, camera))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 from edgeflow.contract import PolicyInputs
 from edgeflow.scheduler.pace import pace_text, served_mode
@@ -64,7 +65,7 @@ def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
         "opened": opened_ms,
         "front": request.front,
         "principal": caller.principal,
-        "peer": caller.peer,
+        "peer": _address(caller.peer),
         "cameras": [{"name": e.name, "width": e.width, "height": e.height} for e in recorded_cameras(request)],
         "state": [state_summary(each) for each in request.state],
         "actions": actions_summary(schema),
@@ -111,6 +112,12 @@ def state_of(session: Session) -> tuple[str, str]:
     if reason == Reason.OPERATOR_HOLD and session.holds.operator is None:
         return WAITING, ""
     return (HOLD, reason) if reason else (WAITING, "")
+
+
+def _address(peer: str) -> str:
+    """The address of a peer without gRPC's scheme and port: `127.0.0.1` of `ipv4:127.0.0.1:40000`."""
+    scheme, _, rest = peer.partition(":")
+    return unquote(rest.rpartition(":")[0]).strip("[]") if scheme in ("ipv4", "ipv6") else peer
 
 
 def _held(reason: str) -> str:
