@@ -17,21 +17,9 @@ from starlette.routing import Route
 
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
-from edgeflow.service.gateway.operator_documents import OPERATOR_FAILURES, operator_operations
-from edgeflow.service.gateway.operators import BODIES, ResumeBody
+from edgeflow.service.gateway.operator_documents import OPERATOR_PATHS, operator_operations
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
-from edgeflow.service.http.middleware import (
-    API,
-    DEMO_ROBOT,
-    EVENT_IMAGES,
-    EVENTS,
-    MODEL,
-    MODELS,
-    OPENAPI,
-    PAGE_PARTS,
-    PREFIXES,
-    SESSIONS,
-)
+from edgeflow.service.http.middleware import API, EVENT_IMAGES, EVENTS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 from edgeflow.version import __version__
 
 TITLE = "edgeflow"
@@ -40,7 +28,7 @@ SECTIONS = {
     "Models": (MODELS,),
     "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
     "Live page": (EVENTS,),
-    "Operators": (SESSIONS, DEMO_ROBOT),
+    "Operators": OPERATOR_PATHS,
     "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
 }
 """Beginnings of paths, by section of the document."""
@@ -346,10 +334,7 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
     )
     removed = _texts("Remove a prefix", "Remove the prefix of a slot.")
     slot = f"{PREFIXES}/{{slot}}"
-    operated = operator_operations(_failures(OPERATOR_FAILURES))
-    for action, body in BODIES.items():
-        operated["POST", f"{SESSIONS}/{{session}}/{action}"] |= _body_of(body, required=body is not ResumeBody)
-    return operated | {
+    return operator_operations(_failures, _body_of) | {
         ("GET", "/live"): live,
         ("GET", "/healthz"): live,
         ("GET", "/ready"): ready,
@@ -367,16 +352,8 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
         },
         ("GET", MODELS): {"summary": "List the models", "response_model": ModelsAnswer},
         ("GET", MODEL): {"summary": "Describe a model", **model},
-        ("POST", "/v1/chat/completions"): {
-            **answered,
-            **answer,
-            **_body_of(ChatBody),
-        },
-        ("POST", "/v1/completions"): {
-            **continued,
-            **answer,
-            **_body_of(CompletionBody),
-        },
+        ("POST", "/v1/chat/completions"): {**answered, **answer, **_body_of(ChatBody)},
+        ("POST", "/v1/completions"): {**continued, **answer, **_body_of(CompletionBody)},
         ("POST", "/tokenize"): {**counted, **chat, **_body_of(TokenizeBody)},
         ("GET", PREFIXES): {**listed, **chat},
         ("PUT", slot): {**replaced, **chat, **_body_of(PrefixBody)},
@@ -388,12 +365,12 @@ def _texts(summary: str, description: str) -> dict[str, str]:
     return {"summary": summary, "description": description}
 
 
-def _body_of(kind: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The schema of a body for the OpenAPI document, with definitions inlined."""
     schema = kind.model_json_schema()
     definitions = schema.pop("$defs", {})
     content = {"application/json": {"schema": _inlined(schema, definitions)}}
-    return {"openapi_extra": {"requestBody": {"required": required, "content": content}}}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def _inlined(value: Any, definitions: dict[str, Any]) -> Any:

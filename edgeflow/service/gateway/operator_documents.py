@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from edgeflow.service.gateway.operators import BODIES
 from edgeflow.service.http.middleware import DEMO_ROBOT, SESSIONS
 
+OPERATOR_PATHS = (SESSIONS, DEMO_ROBOT)
 OPERATOR_FAILURES = {
     400: "invalid request; error.field names the field",
     401: "missing, unknown or expired token",
@@ -105,8 +108,11 @@ class DemoRobotAnswer(BaseModel):
     """Why none can be started; empty if one can."""
 
 
-def operator_operations(failures: dict[int | str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """The entries of the document by method and path. failures: those of every operation."""
+def operator_operations(
+    failures_of: Callable[[dict[int, str]], dict[int | str, Any]], body_of: Callable[[type[BaseModel]], dict[str, Any]]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """The entries of the document by method and path. failures_of, body_of: make its parts."""
+    failures = failures_of(OPERATOR_FAILURES)
     listed = {
         "summary": "List the open sessions",
         "description": "List the open sessions: what their robots declared, and their status now.",
@@ -116,7 +122,7 @@ def operator_operations(failures: dict[int | str, Any]) -> dict[tuple[str, str],
     found: dict[tuple[str, str], dict[str, Any]] = {("GET", SESSIONS): listed}
     for action, (summary, text) in SUMMARIES.items():
         entry = {"summary": summary, "description": text, "response_model": StatusAnswer, "responses": failures}
-        found["POST", f"{SESSIONS}/{{session}}/{action}"] = entry
+        found["POST", f"{SESSIONS}/{{session}}/{action}"] = entry | body_of(BODIES[action])
     for method, (summary, text) in ROBOT_SUMMARIES.items():
         entry = {"summary": summary, "description": text, "response_model": DemoRobotAnswer, "responses": failures}
         found[method, DEMO_ROBOT] = entry
