@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.markup import escape
@@ -19,6 +19,8 @@ SHOWN = 60  # characters
 Address = Annotated[str, typer.Option(help="HTTP address of the service, host:port or URL.")]
 Number = Annotated[int, typer.Argument(metavar="ID", help="Number of the session, as `sessions list` shows it.")]
 Text = Annotated[str, typer.Option("--reason", help="Text for the people at the robot, up to 200 characters.")]
+Where: TypeAlias = tuple[str, Path | None, Path | None, Path | None, Path | None]
+"""Address and credential files of a service."""
 
 sessions_app = typer.Typer(
     help="List the open sessions of a running service, hold their robots, resume, instruct or end them.",
@@ -36,7 +38,7 @@ def list_sessions(
     as_json: Json = False,
 ) -> None:
     """List the open sessions."""
-    found = _call(address, (tls_ca, tls_cert, tls_key, token_file), "GET", PATH)["sessions"]
+    found = _call((address, tls_ca, tls_cert, tls_key, token_file), "GET", PATH)["sessions"]
     if as_json:
         print(json.dumps(found, indent=2))
         return
@@ -63,10 +65,10 @@ def hold(
 ) -> None:
     """Hold a robot: it gets HOLD until it is resumed.
 
-    This is no emergency stop: it passes through this service, the network and the robot's program.
+    This is not an emergency stop: HOLD passes through the service, the network and the robot's program.
     """
-    files = (tls_ca, tls_cert, tls_key, token_file)
-    _act(address, files, session, "hold", {"reason": reason}, as_json)
+    where = (address, tls_ca, tls_cert, tls_key, token_file)
+    _act(where, session, "hold", {"reason": reason}, as_json)
 
 
 @sessions_app.command("resume")
@@ -80,7 +82,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Let a held robot go on, with its next frame."""
-    _act(address, (tls_ca, tls_cert, tls_key, token_file), session, "resume", {}, as_json)
+    _act((address, tls_ca, tls_cert, tls_key, token_file), session, "resume", {}, as_json)
 
 
 @sessions_app.command("instruct")
@@ -98,8 +100,8 @@ def instruct(
 
     It is in force until the robot itself gives another text than before.
     """
-    files = (tls_ca, tls_cert, tls_key, token_file)
-    _act(address, files, session, "instruct", {"instruction": instruction}, as_json)
+    where = (address, tls_ca, tls_cert, tls_key, token_file)
+    _act(where, session, "instruct", {"instruction": instruction}, as_json)
 
 
 @sessions_app.command("mode")
@@ -120,7 +122,7 @@ def change_mode(
 ) -> None:
     """Serve a robot in another mode from its next frame on, if the device can."""
     body = {"mode": mode.value, "depth": depth, "tolerance_bins": tolerance_bins, "max_passes": max_passes}
-    _act(address, (tls_ca, tls_cert, tls_key, token_file), session, "mode", body, as_json)
+    _act((address, tls_ca, tls_cert, tls_key, token_file), session, "mode", body, as_json)
 
 
 @sessions_app.command("end")
@@ -135,20 +137,13 @@ def end(
     as_json: Json = False,
 ) -> None:
     """End a session: the robot gets HOLD, and its stream ends."""
-    files = (tls_ca, tls_cert, tls_key, token_file)
-    _act(address, files, session, "end", {"reason": reason}, as_json)
+    where = (address, tls_ca, tls_cert, tls_key, token_file)
+    _act(where, session, "end", {"reason": reason}, as_json)
 
 
-def _act(
-    address: str,
-    files: tuple[Path | None, Path | None, Path | None, Path | None],
-    session: int,
-    action: str,
-    body: dict[str, Any],
-    as_json: bool,
-) -> None:
+def _act(where: Where, session: int, action: str, body: dict[str, Any], as_json: bool) -> None:
     """Act on a session and print its status."""
-    status = _call(address, files, "POST", f"{PATH}/{session}/{action}", body)
+    status = _call(where, "POST", f"{PATH}/{session}/{action}", body)
     if as_json:
         print(json.dumps(status, indent=2))
     else:
@@ -171,14 +166,9 @@ def _line(text: str) -> str:
     return " ".join(text.split())[:SHOWN]
 
 
-def _call(
-    address: str,
-    files: tuple[Path | None, Path | None, Path | None, Path | None],
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-) -> Any:
+def _call(where: Where, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     from edgeflow_client.connection.credentials import Credentials
     from edgeflow_client.connection.http import HttpService
 
+    address, *files = where
     return HttpService.of(address, Credentials.of(*files)).call(method, path, body, ANSWER_S)

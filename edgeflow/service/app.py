@@ -18,7 +18,7 @@ from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
-from edgeflow.service.children.operators import Operators
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
@@ -288,7 +288,7 @@ class Service:
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
-            operators=Operators(
+            operators=SessionOperators(
                 self.plane, self._authenticator, self._watch.sessions, lambda: self.status.grpc_address, self._log
             ),
             watching=PageWatch(self._watch, self._vitals, self._clock, self._log),

@@ -46,7 +46,7 @@ MOST_CHANGES = 8  # of mode, at the same time
 ENDED_TEXT = "an operator ended the session"
 
 
-class Operators:
+class SessionOperators:
     """Answers the gateway's requests of operators; runs on the loop.
 
     shown: facts and status of all open sessions. address: the service's gRPC address, for the simulated robot.

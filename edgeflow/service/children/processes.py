@@ -31,7 +31,7 @@ from edgeflow.service.children.messages import (
     Watch,
     no_room,
 )
-from edgeflow.service.children.operators import Operators
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
@@ -65,7 +65,7 @@ class ChildProcesses:
         *,
         actions: Callable[[], SingleActions],
         robots: RobotSessions,
-        operators: Operators,
+        operators: SessionOperators,
         watching: PageWatch,
         health: Health,
         tokens: TokensFile,

@@ -1,4 +1,4 @@
-"""The simulated robot that an operator starts beside the service, to see it at work: a process of its own."""
+"""The simulated robot that an operator starts beside the service: a separate process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgeflow.config.service import ServiceConfig
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow.service.host.spawn import SpawnedProcess, spawn
 from edgeflow.service.observe.log import EventLog
-from edgeflow_client.errors import FailedPrecondition, Unavailable
+from edgeflow_client.errors import FailedPrecondition, Unavailable, how_to_install
 
 ENTRY = "edgeflow.lab.commands.robots"
 LIBRARY = "mujoco"  # of the extra demo
@@ -31,7 +31,7 @@ def why_no_robot(config: ServiceConfig) -> str:
     if config.tls.cert or not is_loopback(config.grpc.host):
         return "the simulated robot is for a service on loopback without TLS: use `edgeflow robot`"
     if find_spec(LIBRARY) is None:
-        return f"{LIBRARY} is not installed: pip install 'edgeflow-server[demo]'"
+        return f"{LIBRARY} is not installed; {how_to_install('demo')}"
     return ""
 
 

@@ -12,11 +12,10 @@ from edgeflow.service.http.middleware import DEMO_ROBOT, SESSIONS
 
 OPERATOR_PATHS = (SESSIONS, DEMO_ROBOT)
 OPERATOR_FAILURES = {
-    400: "invalid request; error.field names the field",
+    400: "invalid request, or not in this state: nobody holds the robot, it is in fault, no mode keeps its age limit",
     401: "missing, unknown or expired token",
     403: "the token lacks the role admin, or the request comes from another machine or web page",
     404: "the session is not open",
-    409: "not in this state: nobody holds the robot, it is in fault, or no mode keeps its age limit",
     413: "request body too large",
     415: "unsupported content type or content encoding",
     429: "too many requests of operators, or the device cannot serve the session so",
@@ -24,7 +23,7 @@ OPERATOR_FAILURES = {
     504: "no answer in time",
 }
 SUMMARIES = {
-    "hold": ("Hold a robot", "Send HOLD until the robot is resumed. This is no emergency stop."),
+    "hold": ("Hold a robot", "Send HOLD until the robot is resumed. This is not an emergency stop."),
     "resume": ("Let a held robot go on", "Answer the robot's next frame again."),
     "instruct": (
         "Give an instruction",
@@ -94,7 +93,10 @@ class OpenSessionAnswer(_Answered):
 class OpenSessionsAnswer(BaseModel):
     """All open sessions, but those of single observations."""
 
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
     sessions: list[OpenSessionAnswer]
+    """In the order of opening."""
 
 
 class DemoRobotAnswer(BaseModel):
