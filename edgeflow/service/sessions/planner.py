@@ -13,7 +13,8 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.errors import FailedPrecondition, RequestError
+from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, ResourceExhausted
+from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Mode
 
 
@@ -60,9 +61,11 @@ class Planner:
             runner = self._runners.get(number)
             if runner is None or runner.session.ended is not None:
                 raise no_session(number)
-            if runner.session.parked:
-                raise FailedPrecondition("the robot is silent: its mode can be changed once it sends frames again")
-            self._admission.enter(number, plan)
+            if runner.session.ring_wanted:  # it is planned in the former mode at this moment
+                text = "the robot is about to return from a silence"
+                raise ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+            if not runner.session.parked:
+                self._admission.enter(number, plan)
             runner.change_mode(request, plan)
             self._answers_stale = True
 

@@ -141,7 +141,10 @@ class SessionRunner:
         self._change_pace(plan, "the forecasts changed", "depth")
 
     def change_mode(self, request: OpenRequest, plan: SessionPlan) -> None:
-        """Adopt the mode that an operator chose: the request with it, and its plan, from the next frame on."""
+        """Adopt the mode that an operator chose: the request with it, and its plan, from the next frame on.
+
+        A parked session has no ring yet, and is planned again when it gets one.
+        """
         self.session.request = request
         self._change_pace(plan, "an operator chose another mode", "mode")
 
@@ -249,10 +252,10 @@ class SessionRunner:
         self.pump()
 
     def _change_pace(self, plan: SessionPlan, why: str, kind: str) -> None:
-        if self._replace_plan(plan, why, kind):
+        if self._replace_plan(plan, why, kind) and not self.session.parked:
             patience_ns = _patience_ns(self.session.request, plan.mode)
             self._port.send(ChangePace(self.session.number, plan.pace, patience_ns))
-            self.pump()
+        self.pump()
 
     def _replace_plan(self, plan: SessionPlan, why: str, kind: str) -> bool:
         """Adopt a plan; True if the pace changed. The robot then gets a notice of this kind."""
