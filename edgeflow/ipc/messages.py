@@ -64,6 +64,8 @@ class ChangePace:
 
     session: int
     pace: Pace
+    patience_ns: int = 0
+    """As in OpenSession, for the session's next frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

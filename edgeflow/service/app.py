@@ -18,6 +18,7 @@ from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
@@ -84,8 +85,7 @@ class Service:
         self._announce = announce
         self._log = log
         self.status = ServiceStatus(phase=HealthState.STARTING, model=config.alias)
-        clock = MonotonicClock()
-        self._clock = clock
+        self._clock = clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         self._recording: ServiceRecording | None = None
         if config.recording.on:
@@ -239,7 +239,6 @@ class Service:
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
-        warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
             device=ready.device,
@@ -255,7 +254,7 @@ class Service:
             forecasts=forecasts,
             horizon=ready.schema.horizon,
             clients=clients_lines(clients_summary(self._config, ready, self.status.robots_port)),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *self.supervisor.warnings, *ready.warnings),
         )
 
     async def _start_processes(self) -> WorkerReady:
@@ -299,6 +298,9 @@ class Service:
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
+            operators=SessionOperators(
+                self.plane, self._authenticator, self._watch.sessions, lambda: self.status.grpc_address, self._log
+            ),
             watching=PageWatch(self._watch, self._vitals, self._clock, self._log),
             health=self.health,
             tokens=self._tokens,

@@ -196,7 +196,7 @@ class Worker:
                 self._control.close(message)
                 self._gaps.close(message.session)
             case ChangePace():
-                self._control.change_pace(message.session, message.pace)
+                self._control.change_pace(message)
             case Ping():
                 self._publish(self._control.pong(message.nonce))
             case Shutdown():

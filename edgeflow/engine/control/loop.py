@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgeflow.config.sections import TrajectoryConfig
-from edgeflow.contract import Chunk, Pace
+from edgeflow.contract import Chunk
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.history import SessionHistory, state_of
@@ -31,6 +31,7 @@ from edgeflow.engine.executor import Running
 from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import (
+    ChangePace,
     CloseSession,
     FrameResult,
     Message,
@@ -193,9 +194,11 @@ class ControlLoop:
         if opened is not None:
             opened.history.end()
 
-    def change_pace(self, session: int, pace: Pace) -> None:
-        """Change the pace from the session's next frame on."""
-        self._scheduler.change_pace(session, pace)
+    def change_pace(self, message: ChangePace) -> None:
+        """Change the pace, and how old frames with drafts may get, from the session's next frame on."""
+        self._scheduler.change_pace(message.session, message.pace)
+        if (opened := self._opened.get(message.session)) is not None:
+            self._opened[message.session] = replace(opened, patience_ns=message.patience_ns)
 
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
         """Report frames that newer ones replaced before the loop saw them, or that are only part of a history."""

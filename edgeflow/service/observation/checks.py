@@ -16,6 +16,7 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
 MAX_NAME = 64
+MAX_OPERATOR_TEXT = 200  # characters
 _REJECTED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 MAX_NUMBER = 1e6  # a larger value means a broken sensor, whatever its unit
 FIELD = "open.state"
@@ -35,6 +36,13 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
             "contains control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER
         )
     return text
+
+
+def check_operator_text(text: str, field: str, limits: LimitsConfig, *, empty: bool = False) -> str:
+    """Validate a text of an operator: at most MAX_OPERATOR_TEXT characters, printable. empty: it may be."""
+    if len(text) > MAX_OPERATOR_TEXT:
+        raise InvalidArgument(f"has more than {MAX_OPERATOR_TEXT} characters", field=field, reason=Reason.TEXT_TOO_LONG)
+    return text if empty and not text else check_text(text, field, limits)
 
 
 def check_name(name: str, field: str) -> str:

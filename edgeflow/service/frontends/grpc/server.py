@@ -28,7 +28,8 @@ from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Authenticator, Caller, Role
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics
-from edgeflow.service.sessions.plane import ControlPlane, act_once
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.single import act_once
 from edgeflow_client.connection.wire import schema_message
 from edgeflow_client.errors import AddressError, EdgeflowError, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
