@@ -25,6 +25,17 @@ OPERATIONS = {
     "GET /v1/models",
     "GET /v1/models/{name}",
     "POST /v1/act",
+    "GET /admin/v1/sessions",
+    "POST /admin/v1/sessions/{session}/hold",
+    "POST /admin/v1/sessions/{session}/mode",
+}
+OF_OPERATORS = {  # as those two
+    "POST /admin/v1/sessions/{session}/resume",
+    "POST /admin/v1/sessions/{session}/instruct",
+    "POST /admin/v1/sessions/{session}/end",
+    "GET /admin/v1/demo-robot",
+    "POST /admin/v1/demo-robot",
+    "DELETE /admin/v1/demo-robot",
 }
 OF_CHAT = {  # where a chat model is tested
     "POST /v1/chat/completions",
@@ -44,7 +55,7 @@ def api(checkpoint: Path) -> Iterator[schemathesis.BaseSchema]:
 
 
 def test_every_operation_is_known(api: schemathesis.BaseSchema):
-    assert labels(api) == OPERATIONS | OF_CHAT
+    assert labels(api) == OPERATIONS | OF_CHAT | OF_OPERATORS
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
