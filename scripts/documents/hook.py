@@ -30,7 +30,7 @@ SECTIONS = {
     "chat": "index api prefixes precision drafts long-context four-bits kv260",
     "operate": "deploy jetson metrics logs recording load-test tuning security reliability troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",
-    "reference": "configuration commands sdk http protocol reasons glossary",
+    "reference": "configuration commands sdk http events protocol reasons glossary",
     "develop": "contributing changelog reporting-security architecture testing releases writing kernels formats",
 }
 """Folders of docs/ in their order, each with its first pages; other pages follow by name."""

@@ -33,7 +33,7 @@ Key = tuple[int, int]  # session and index of the camera
 
 
 @dataclass(slots=True)
-class Picture:
+class CameraPicture:
     """The newest picture of a camera."""
 
     seq: int
@@ -52,7 +52,7 @@ class Pictures:
         self._changed = changed
         self._now_s = now_s
         self._until_s: dict[Key, float] = {}
-        self._newest: dict[Key, Picture] = {}
+        self._newest: dict[Key, CameraPicture] = {}
         self._arrived = asyncio.Event()
 
     def wanted(self) -> list[list[int]]:
@@ -68,7 +68,9 @@ class Pictures:
         for session, camera, seq, kind, width, height, size in heads:
             image, data = bytes(data[:size]), data[size:]
             if (session, camera) in self._until_s:
-                self._newest[session, camera] = Picture(seq, _jpeg(image, width, height) if kind == RGB8 else image)
+                self._newest[session, camera] = CameraPicture(
+                    seq, _jpeg(image, width, height) if kind == RGB8 else image
+                )
         if heads:
             self._arrived.set()
             self._arrived = asyncio.Event()
@@ -88,7 +90,7 @@ class Pictures:
         if new:
             self._changed()
 
-    async def newest(self, key: Key) -> Picture | None:
+    async def newest(self, key: Key) -> CameraPicture | None:
         """The newest picture; the first one is waited for, for a while."""
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._first(key), WAIT_S)

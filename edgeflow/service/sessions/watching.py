@@ -39,7 +39,7 @@ def unix_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class WatchedSession:
     """A session, and what happened to it since the last batch."""
 
@@ -134,7 +134,7 @@ class SessionWatch(SessionObserver):
             self.singles += 1
             return
         now_ms, number = self._now_ms(), session.number
-        seen = self._sessions[number] = WatchedSession(session, now_ms, now_ms)
+        seen = self._sessions[number] = WatchedSession(opened=session, opened_ms=now_ms, since_ms=now_ms)
         if session.request.ignored:
             seen.notices["ignored"] = f"fields that this version does not know: {', '.join(session.request.ignored)}"
         self._still.add(number)
@@ -204,7 +204,7 @@ class SessionWatch(SessionObserver):
         return [self._whole(number) for number in self._sessions if number in self._runners()]
 
     def batch(self, *, whole: bool) -> dict[str, Any]:
-        """What happened since the last batch. whole: with the facts of all sessions."""
+        """All news since the last batch. whole: with the facts of all sessions."""
         found: dict[str, Any] = {"time": self._now_ms()}
         runners = self._runners()
         new, self._opened = [each for each in self._opened if each in runners], []
