@@ -53,6 +53,7 @@ from edgeflow_client.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from edgeflow.service.recording import ServiceRecording
+    from edgeflow.service.tracing.service import ServiceTracing
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates
@@ -92,6 +93,12 @@ class Service:
 
             self._recording = ServiceRecording(config, self.metrics, log)
             observers = [*observers, self._recording.observer]
+        self._tracing: ServiceTracing | None = None
+        if config.trace.on:
+            from edgeflow.service.tracing.service import ServiceTracing  # needs the extra `trace`
+
+            self._tracing = ServiceTracing(config, self.metrics, log)
+            observers = [*observers, self._tracing.observer]
         passes = self._recording.passes if self._recording is not None else None
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
@@ -216,10 +223,12 @@ class Service:
                 self._workers.pin_family(plugin)
         if self._recording is not None:
             self._recording.start()
+        if self._tracing is not None:
+            self._tracing.start()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()
-        self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
+        self.metrics.watch("log_lines_lost", "Lines of the log that could not be written.", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
@@ -238,6 +247,7 @@ class Service:
             plugin=ready.plugin,
             plugins=tuple(each.origin for each in plugins().values()),
             recording=self._recording.summary if self._recording is not None else "",
+            traces=self._tracing.summary if self._tracing is not None else "",
             step="",
             done=0,
             total=0,
@@ -342,6 +352,8 @@ class Service:
             self._listeners.close()
         if self._recording is not None:
             await self._recording.stop()
+        if self._tracing is not None:
+            await self._tracing.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

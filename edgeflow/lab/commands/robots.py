@@ -108,6 +108,9 @@ def demo(
     ] = "",
     policy: OptionalEmbedded = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the report.")] = Path("demo-report"),
+    show_page: Annotated[
+        bool, typer.Option("--open", help="Open the live page of its service in the browser while it runs.")
+    ] = False,
 ) -> None:
     """Serve a policy and compare its modes with the simulated robot.
 
@@ -119,4 +122,4 @@ def demo(
 
     like = EMBEDDED_POLICIES[policy] if policy else ""
     served = model or like or EMBEDDED_POLICIES["tokens"]
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like))
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like, show_page=show_page))

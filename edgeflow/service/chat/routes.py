@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.ipc.chat_messages import ChatDone, ChatReady, ChatStart
+from edgeflow.model_paths import EMBEDDED_CHAT, EMBEDDED_LOGS
 from edgeflow.service.chat.answer import Piece, answer_pieces, start_message, usage
 from edgeflow.service.chat.body import ChatBody, CompletionBody, TokenizeBody
 from edgeflow.service.chat.formats import ChatFormat, TextFormat
@@ -153,14 +154,15 @@ class ChatFront:
 
     @property
     def models(self) -> list[dict[str, Any]]:
-        """The entries in /v1/models."""
+        """The entries in /v1/models. reads: the only form of prompt that the model was trained on."""
         ready = self.queue.ready
         if self.text is None or ready is None:
             return []
         shared = {"object": "model", "owned_by": "edgeflow", "fingerprint": ready.model_fingerprint}
-        limits = {"max_model_len": ready.length, **_long_limits(ready)}
+        limits = {"max_model_len": ready.length, "images": ready.images, **_long_limits(ready)}
         draft = {"draft": ready.draft} if ready.draft else {}
-        return [{"id": name, **shared, **limits, **draft} for name in self.text.names()]
+        reads = {"reads": "robot-state"} if self._config.chat.model in (EMBEDDED_CHAT, EMBEDDED_LOGS) else {}
+        return [{"id": name, **shared, **limits, **draft, **reads} for name in self.text.names()]
 
     def loaded(self) -> ChatText:
         """The tokenizer and templates; Unavailable without a chat model."""

@@ -38,7 +38,7 @@ its sources are in <code>docs/</code>.</p>
 
 def document_routes(routes: Sequence[Route], site: Path = SITE) -> list[Route]:
     """The routes of the site and of the reference of `routes`, which a thread makes at the first request."""
-    return [Route("/", _to_docs, methods=["GET"]), *_reference(routes), *_site(site)]
+    return [*_reference(routes), *_site(site)]
 
 
 async def _to_docs(_: Request) -> Response:

@@ -40,6 +40,7 @@ from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
 from edgeflow.service.gateway.events import GatewayMetrics, Viewers, event_routes
 from edgeflow.service.gateway.operators import OperatorRequests, operator_routes
+from edgeflow.service.gateway.page import page_routes
 from edgeflow.service.gateway.pictures import picture_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
 from edgeflow.service.http.answers import CALLER, METRICS_TYPE, application, unless_gone
@@ -297,7 +298,8 @@ def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None
     routes += [*event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))]
     routes += picture_routes(lambda: shown.viewers)
     routes += operator_routes(lambda: shown.operators)
-    return application([*routes, *(document_routes(routes) if is_loopback(config.http.host) else [])])
+    documents = document_routes(routes) if is_loopback(config.http.host) else []
+    return application([*routes, *page_routes(documents=bool(documents)), *documents])
 
 
 def _act(observations: Observations, control: ControlView, shown: Gateway) -> list[Route]:

@@ -36,6 +36,7 @@ SESSIONS = f"{ADMIN_PATH}v1/sessions"
 DEMO_ROBOT = f"{ADMIN_PATH}v1/demo-robot"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
+ROOT, PAGE = "/", "/page/"  # the live page and its files, which hold nothing of the service
 EVENTS = "/events"
 EVENT_IMAGES = f"{EVENTS}/images/{{session:int}}/{{camera:int}}"
 DOCS, OPENAPI = "/docs", "/openapi.json"
@@ -54,7 +55,7 @@ ROLES: dict[str, frozenset[Role]] = {
     "/tokenize": CHAT,
     "/metrics": OBSERVE,
     EVENTS: OBSERVE,
-    **dict.fromkeys(("/", OPENAPI, DOCS), OBSERVE),
+    **dict.fromkeys((OPENAPI, DOCS), OBSERVE),
 }
 OWN_FETCHES = (b"same-origin", b"none")  # values of Sec-Fetch-Site; none: typed into the address bar
 PORTS = {"http": 80, "https": 443}
@@ -131,7 +132,7 @@ class PublicMiddleware(Middleware):
     """The middleware of public requests.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
-    loopback. OPEN_PATHS may be called by anyone, under any name of the service.
+    loopback. OPEN_PATHS may be called by anyone, under any name of the service; the live page by anyone.
 
     reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
@@ -179,6 +180,8 @@ class PublicMiddleware(Middleware):
             self._hosts.check(scope["headers"])
             if path.startswith(ADMIN_PATH):
                 self._hosts.check_own_page(scope["headers"], scope["scheme"])
+            if path == ROOT or path.startswith(PAGE):
+                return Caller(peer)
             if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CHANNELS
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import TRACE_HEADERS, OpenRequest, trace_context
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Execution, ImageFormat, Mode, StateSpec
@@ -104,6 +104,8 @@ def check_counts(sizes: Sequence[int], limits: LimitsConfig) -> None:
 
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     """Validate an opening request that another process has already checked by the same limits."""
+    if trace_context(zip(TRACE_HEADERS, opened.trace, strict=False)) != opened.trace:
+        raise InvalidArgument("is not a trace context", field="open.trace")
     if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     check_camera_names([camera.name for camera in opened.cameras], limits)

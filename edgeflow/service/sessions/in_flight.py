@@ -150,6 +150,7 @@ class FramesInFlight:
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None
         self._rates.turns.take(now_ns)
+        track.decoding_ns = now_ns
         self._decoding, self._decoder_busy = track, True
         return track.frame
 

@@ -102,7 +102,7 @@ class SessionRunner:
             frame = contents()
             gap_ns = now_ns - self._last_frame_ns if self._last_frame_ns is not None else 0
             self._last_frame_ns = now_ns
-            seen = self._seen(frame, gap_ns)
+            seen = self._seen(frame, gap_ns, now_ns - since_ns)
             self.session.offer(frame, now_ns, since_ns)
             self._observers.observed(seen(epoch=self.session.epoch, instruction=self.session.instruction))
         except RequestError as error:
@@ -270,7 +270,7 @@ class SessionRunner:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _seen(self, frame: CheckedFrame, gap_ns: int) -> Callable[..., ObservedFrame]:
+    def _seen(self, frame: CheckedFrame, gap_ns: int, waited_ns: int) -> Callable[..., ObservedFrame]:
         """Makes the frame for observers, with checks of the chunks that it reports, once the session has taken it."""
         playing, arrived, answers = frame.playing, frame.arrived, self.session.answers
         return partial(
@@ -278,6 +278,7 @@ class SessionRunner:
             session=self.session.number,
             frame=frame,
             gap_ns=gap_ns,
+            waited_ns=waited_ns,
             unknown_chunk=playing is not None and not answers.sent.has(playing.seq, playing.step),
             late_chunk=arrived is not None and answers.arrived(arrived.seq, arrived.age_ns),
             executed_age_ns=answers.sent.executed_age_ns(frame),

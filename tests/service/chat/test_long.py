@@ -122,6 +122,7 @@ async def test_without_a_gate_no_route_is_named(text_model: Loaded, tmp_path: Pa
         assert (usage["route"], usage["compressed_tokens"], usage["folds"]) == ("", 0, 0)
         (model, _) = (await http.get("/internal/models")).json()
         assert model["max_model_len"] == READY.length and "long" not in model
+        assert model["images"] is False and "reads" not in model  # any text
 
 
 async def test_the_list_of_models_has_the_real_limits(text_model: Loaded, tmp_path: Path):

@@ -46,6 +46,7 @@ async def test_answers_and_streams(text_model: Loaded):
 async def test_pictures(image_model: Loaded):
     content = [{"type": "image_url", "image_url": {"url": picture()[0]}}, {"type": "text", "text": "what is it?"}]
     async with chatting(image_model) as (_, served), official(served) as client:
+        assert (await client.models.retrieve("small")).model_extra["images"] is True
         answer = await client.chat.completions.create(
             model="small", messages=[{"role": "user", "content": content}], max_tokens=2
         )

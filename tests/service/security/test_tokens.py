@@ -145,7 +145,6 @@ async def test_two_authorization_values_are_none(checkpoint, tokens: str):
     [
         ("/v1/act", "POST", {ROBOT: 415, BOSS: 415, EYE: 403}),
         ("/metrics", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
-        ("/", "GET", {ROBOT: 403, BOSS: 307, EYE: 307}),
         ("/docs/", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
         ("/docs/api", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
         ("/openapi.json", "GET", {ROBOT: 403, BOSS: 200, EYE: 200}),
