@@ -225,10 +225,8 @@ class ControlLoop:
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
         expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0
-        frame = Frame(ref, rows, deadline_ns, expires_ns)
-        if message.turn_wait_ns:
-            frame = replace(frame, waits_until_ns=arrived_ns + message.turn_wait_ns)
-        self._leave(self._scheduler.offer(frame))
+        waits_until_ns = arrived_ns + message.turn_wait_ns if message.turn_wait_ns else 0
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns, expires_ns, waits_until_ns)))
 
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys

@@ -39,11 +39,11 @@ ROBOT_SUMMARIES = {
 }
 
 
-class _Answered(BaseModel):
+class _OperatorDocument(BaseModel):
     model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
 
 
-class OperatorAnswer(_Answered):
+class OperatorAnswer(_OperatorDocument):
     """An operator who holds a robot."""
 
     reason: str
@@ -54,7 +54,7 @@ class OperatorAnswer(_Answered):
     """Unix milliseconds."""
 
 
-class StatusAnswer(_Answered):
+class StatusAnswer(_OperatorDocument):
     """The status of a session."""
 
     mode: str
@@ -73,7 +73,7 @@ class StatusAnswer(_Answered):
     """Who holds the robot; null if nobody does."""
 
 
-class OpenSessionAnswer(_Answered):
+class OpenSessionAnswer(_OperatorDocument):
     """An open session, as its robot declared it. More fields follow: cameras, state, actions, times."""
 
     session: int

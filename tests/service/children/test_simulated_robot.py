@@ -19,7 +19,7 @@ from tests.service.harness import eventually
 CONFIG = ServiceConfig(grpc={"port": 1}, chat={"enabled": False})
 
 
-class Beside:
+class RobotBeside:
     """A robot beside a service at this address, and the log."""
 
     def __init__(self, address: str) -> None:
@@ -39,7 +39,7 @@ def entry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_its_end_and_last_line_are_logged(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("EDGEFLOW_TOKEN", "that of the service")
-    beside = Beside("fails")
+    beside = RobotBeside("fails")
     for token in ("boss-token", ""):
         beside.robot.start(token)
         await eventually(lambda: not beside.robot.is_running)
@@ -50,7 +50,7 @@ async def test_its_end_and_last_line_are_logged(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_one_runs_at_a_time_and_ends_with_the_service():
-    beside = Beside("stays")
+    beside = RobotBeside("stays")
     beside.robot.start("")
     with pytest.raises(FailedPrecondition, match="runs already"):
         beside.robot.start("")
