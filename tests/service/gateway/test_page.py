@@ -17,9 +17,10 @@ from tests.service.harness import serving
 from tests.service.protected import write_tokens
 
 FILES = {path.name: path.read_text() for path in FOLDER.iterdir()}
-SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 IMPORT = re.compile(r'^(?:import|export)\b[^;]*?from "\./([\w.-]+)";', re.MULTILINE)
-MARKUP = re.compile(r"\b(innerHTML|outerHTML|insertAdjacentHTML|eval|Function|document\.write|srcdoc|setTimeout\(\"|on\w+=)")
+MARKUP = re.compile(
+    r"\b(innerHTML|outerHTML|insertAdjacentHTML|eval|Function|document\.write|srcdoc|setTimeout\(\"|on\w+=)"
+)
 ADDRESS = re.compile(r"\b(?:https?|wss?)://[\w.]+")
 NAMESPACE = "http://www.w3.org"
 MOST_LINES = 400
@@ -84,7 +85,9 @@ async def test_a_browser_that_has_a_file_gets_304(http: httpx.AsyncClient):
         assert (await http.get(path, headers={"if-none-match": '"other"'})).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["index.html", "page.py", "", "nothing.js", "%2e%2e/page.py", "..%2fpage.py", "a/b.js"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "page.py", "", "nothing.js", "%2e%2e/page.py", "..%2fpage.py", "a/b.js"]
+)
 async def test_other_names_are_not_found(http: httpx.AsyncClient, name: str):
     assert (await http.get(f"/page/{name}")).status_code == 404
 
