@@ -18,6 +18,7 @@ from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
@@ -52,6 +53,7 @@ from edgeflow_client.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from edgeflow.service.recording import ServiceRecording
+    from edgeflow.service.tracing.service import ServiceTracing
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates
@@ -83,8 +85,7 @@ class Service:
         self._announce = announce
         self._log = log
         self.status = ServiceStatus(phase=HealthState.STARTING, model=config.alias)
-        clock = MonotonicClock()
-        self._clock = clock
+        self._clock = clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         self._recording: ServiceRecording | None = None
         if config.recording.on:
@@ -92,6 +93,12 @@ class Service:
 
             self._recording = ServiceRecording(config, self.metrics, log)
             observers = [*observers, self._recording.observer]
+        self._tracing: ServiceTracing | None = None
+        if config.trace.on:
+            from edgeflow.service.tracing.service import ServiceTracing  # needs the extra `trace`
+
+            self._tracing = ServiceTracing(config, self.metrics, log)
+            observers = [*observers, self._tracing.observer]
         passes = self._recording.passes if self._recording is not None else None
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
@@ -216,10 +223,12 @@ class Service:
                 self._workers.pin_family(plugin)
         if self._recording is not None:
             self._recording.start()
+        if self._tracing is not None:
+            self._tracing.start()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()
-        self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
+        self.metrics.watch("log_lines_lost", "Lines of the log that could not be written.", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
@@ -230,7 +239,6 @@ class Service:
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
-        warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
             device=ready.device,
@@ -239,13 +247,14 @@ class Service:
             plugin=ready.plugin,
             plugins=tuple(each.origin for each in plugins().values()),
             recording=self._recording.summary if self._recording is not None else "",
+            traces=self._tracing.summary if self._tracing is not None else "",
             step="",
             done=0,
             total=0,
             forecasts=forecasts,
             horizon=ready.schema.horizon,
             clients=clients_lines(clients_summary(self._config, ready, self.status.robots_port)),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *self.supervisor.warnings, *ready.warnings),
         )
 
     async def _start_processes(self) -> WorkerReady:
@@ -289,6 +298,9 @@ class Service:
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
+            operators=SessionOperators(
+                self.plane, self._authenticator, self._watch.sessions, lambda: self.status.grpc_address, self._log
+            ),
             watching=PageWatch(self._watch, self._vitals, self._clock, self._log),
             health=self.health,
             tokens=self._tokens,
@@ -340,6 +352,8 @@ class Service:
             self._listeners.close()
         if self._recording is not None:
             await self._recording.stop()
+        if self._tracing is not None:
+            await self._tracing.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

@@ -32,6 +32,7 @@ Every answer repeats the header `x-request-id`, or has a new one. Where tokens a
 `authorization: Bearer TOKEN`, and its token has one of the roles that are named here ([security](ROLES_PAGE)).
 
 Robots' own clients have another port: [clients](../robots/clients.md).
+The stream of `/events` has [its own page](events.md).
 
 """
 

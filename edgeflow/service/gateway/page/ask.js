@@ -1,6 +1,6 @@
 // The operator asks the chat model about the robot shown.
 
-import { foreign, h, match, outside, put, show } from "./dom.js";
+import { attribute, foreign, h, match, outside, put, show } from "./dom.js";
 import { button, checkbox, errorText, field } from "./panel.js";
 import { chatModel, robotFacts, robotLine } from "./prompt.js";
 import { ApiError } from "./stream.js";
@@ -72,6 +72,7 @@ export class Ask {
     put(this.note, why || (line ? LINE_NOTE : "Answers can be wrong: compare them with the facts."));
     if (why) return;
     this.suggest(line ? robotLine(this.store).questions : this.questions(robot));
+    for (const each of this.suggestions.children) attribute(each, "aria-disabled", Boolean(this.abort));
     show(this.free, !line);
     show(this.askButton, !line && !this.abort);
     const camera = model.images ? robot.facts.cameras[0] : undefined;

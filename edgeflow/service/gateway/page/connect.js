@@ -13,10 +13,10 @@ export class Connect {
     this.store = store;
     this.known = "";
     this.asked = 0;
-    this.summary = h("summary", {}, "Connect a robot");
+    this.title = h("h2");
     this.status = h("p", { class: "panel-result", role: "status" });
     this.commands = h("div", { class: "connect-commands" });
-    this.details = h("details", { class: "panel connect" }, this.summary);
+    this.details = h("details", { class: "panel connect" }, h("summary", {}, this.title));
     this.details.append(this.demoRow(), this.status, this.commands);
     root.append(this.details);
     this.empty = null;
@@ -30,7 +30,7 @@ export class Connect {
     if (empty !== this.empty) {
       this.empty = empty;
       this.details.open = empty;
-      put(this.summary, empty ? "No robot is connected. Connect one:" : "Connect a robot");
+      put(this.title, empty ? "No robot is connected. Connect one:" : "Connect a robot");
     }
     const known = JSON.stringify([hello.addresses, this.store.models, hello.tokens, hello.tls]);
     if (known !== this.known) {
@@ -106,7 +106,7 @@ export class Connect {
     const code = h("pre", { class: "connect-code", tabIndex: 0, "aria-label": title }, h("code", {}, text));
     const copy = button("Copy", "quiet", () => this.copy(title, text, code));
     copy.setAttribute("aria-label", `Copy: ${title}`);
-    const heading = h("h4", {}, title);
+    const heading = h("h3", {}, title);
     if (badge) heading.append(" ", h("span", { class: "panel-badge" }, badge));
     return h("section", {}, heading, h("p", { class: "panel-hint" }, hint), code, copy);
   }
