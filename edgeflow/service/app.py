@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
@@ -103,7 +102,7 @@ class Service:
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
-        self._watch = SessionWatch(lambda: self.plane.runners, self._inputs, config.alias)
+        self._watch = SessionWatch(lambda: self.plane.runners, lambda: self.plane.inputs, config.alias)
         self.plane = ControlPlane(
             config,
             port=self.supervisor,
@@ -114,16 +113,8 @@ class Service:
             log=log,
             observers=[*observers, self._watch],
         )
-        self._vitals = ServiceVitals(
-            config,
-            plane=self.plane,
-            health=self.health,
-            metrics=self.metrics,
-            status=lambda: self.status,
-            standby=lambda: self._workers.standby if self._workers is not None else "off",
-            singles=lambda: self._watch.singles,
-            clock=clock,
-        )
+        standby = (lambda: workers.standby) if launch is None else (lambda: "off")
+        self._vitals = ServiceVitals(config, self, standby, lambda: self._watch.singles, clock)
         self._tokens = TokensFile(config.tokens_file, log)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
         self._authenticator = Authenticator(self._tokens.entries, self.metrics, log, peers=peers)
@@ -307,7 +298,7 @@ class Service:
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
-            inputs=self._inputs,
+            inputs=lambda: self.plane.inputs,
             clock=self._clock,
             log=self._log,
         )
@@ -321,10 +312,6 @@ class Service:
             http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, listeners.http_port)}",
             robots_address=address_text(config.frontends.host, listeners.robots_port),
         )
-
-    def _inputs(self) -> PolicyInputs | None:
-        """The needs of the policy; None while no worker is ready."""
-        return self.plane.newest_worker.inputs if self.plane.newest_worker is not None else None
 
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""

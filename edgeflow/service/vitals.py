@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace
@@ -21,26 +21,29 @@ PASSES_NS = 2_000_000_000  # over which passes are measured
 WHOLE = 100
 
 
+class ShownService(Protocol):
+    """The service that is described."""
+
+    plane: ControlPlane
+    health: Health
+    metrics: Metrics
+    status: ServiceStatus
+    """Its last announcement."""
+
+
 class ServiceVitals:
-    """Describes the service for live pages. status: its last announcement. standby: state of the worker in reserve."""
+    """Describes the service for live pages. standby: state of the worker in reserve. singles: counts single actions."""
 
     def __init__(
         self,
         config: ServiceConfig,
-        *,
-        plane: ControlPlane,
-        health: Health,
-        metrics: Metrics,
-        status: Callable[[], ServiceStatus],
+        service: ShownService,
         standby: Callable[[], str],
         singles: Callable[[], int],
         clock: Clock,
     ) -> None:
         self._config = config
-        self._plane = plane
-        self._health = health
-        self._metrics = metrics
-        self._status = status
+        self._service = service
         self._standby = standby
         self._singles = singles
         self._clock = clock
@@ -56,10 +59,10 @@ class ServiceVitals:
 
     def __call__(self) -> dict[str, Any]:
         """The service now; None where something is unknown."""
-        now_ns, status = self._clock.now_ns(), self._status()
+        now_ns, status = self._clock.now_ns(), self._service.status
         passes, share = self._passes(now_ns)
         return {
-            "state": self._health.state.value,
+            "state": self._service.health.state.value,
             "uptime_s": round((now_ns - self._started_ns) / 1e9, 1),
             "worker": self._worker(status),
             "standby": self._standby(),
@@ -78,10 +81,10 @@ class ServiceVitals:
         }
 
     def _worker(self, status: ServiceStatus) -> dict[str, Any]:
-        newest = self._plane.newest_worker
-        restarts = _values(self._metrics.worker_restarts).values()
+        newest = self._service.plane.newest_worker
+        restarts = _values(self._service.metrics.worker_restarts).values()
         return {
-            "state": "ready" if self._plane.worker is not None else "starting" if newest is None else "lost",
+            "state": "ready" if self._service.plane.worker is not None else "starting" if newest is None else "lost",
             "restarts": round(sum(restarts)),
             "device": newest.device if newest is not None else status.device,
             "memory": newest.memory if newest is not None else status.memory,
@@ -91,7 +94,7 @@ class ServiceVitals:
         """The passes of the last seconds beside the forecast for passes of the same shapes, and their share of the
         time.
         """
-        times = self._plane.admission.pass_times
+        times = self._service.plane.admission.pass_times
         recent = [each for each in self._pongs if now_ns - each[0] <= PASSES_NS]
         if times is None or len(recent) < 2:
             return None, None
@@ -116,9 +119,9 @@ class ServiceVitals:
         sessions, each against the most that one robot could get in its mode. An estimate: robots that share passes
         take less.
         """
-        most = {mode: fps for (mode,), fps in _values(self._metrics.predicted_fps).items()}
+        most = {mode: fps for (mode,), fps in _values(self._service.metrics.predicted_fps).items()}
         left = 1 - self._config.admission_headroom_percent / WHOLE
-        for plan in self._plane.admission.plans.values():
+        for plan in self._service.plane.admission.plans.values():
             fps = most.get(_name(plan.pace, plan.stages), 0.0)
             left -= plan.forecast.begun_fps / fps if fps else 0.0
         return max(left, 0.0) if most else None
@@ -133,7 +136,7 @@ class ServiceVitals:
         unusual = self._pongs[-1][1].unusual_states - self._pongs[0][1].unusual_states if self._pongs else 0
         if unusual > 0:
             found.append(f"{unusual} frames of the last seconds had a state outside the range of its statistics")
-        if any(_values(self._metrics.recording_failing).values()):
+        if any(_values(self._service.metrics.recording_failing).values()):
             found.append("recordings cannot be written")
         return found
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -114,6 +115,11 @@ class ControlPlane:
             self._planner.leave(number)
             self._capacity.leave(number)
             raise
+
+    @property
+    def inputs(self) -> PolicyInputs | None:
+        """The needs of the policy; None while no worker was ready."""
+        return self.newest_worker.inputs if self.newest_worker is not None else None
 
     def matched(self, request: OpenRequest) -> OpenRequest:
         """The request with the cameras and state values that the policy gets."""
