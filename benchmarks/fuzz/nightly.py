@@ -49,6 +49,7 @@ PYTHON = (sys.executable, "-m")
 PYTEST = (*PYTHON, "pytest", "-q")
 ARCHIVE = "build/images/nightly-{}.tar"
 CHAOS = (*PYTHON, "benchmarks.chaos")
+AXE = ("env", "npm", "install", "--silent", "--no-save", "--prefix", "build/axe", "axe-core@4")
 WITHOUT_FUSE = ("recorder killed", "service killed", "all killed", "disk full", "directory removed")
 
 
@@ -121,6 +122,18 @@ PARTS = (
             NightlyStep("recording-exact", (*PYTHON, "benchmarks.recording.exact"), ("--answers", 20_000)),
             NightlyStep("recording-overhead", (*PYTHON, "benchmarks.recording.overhead"), ("--seconds", 20.0)),
             NightlyStep("recording-faults", (*PYTHON, "benchmarks.recording.faults", *WITHOUT_FUSE)),
+        ),
+    ),
+    NightlyPart(
+        "page",
+        20,
+        (
+            NightlyStep("page-chromium", ("scripts/test-tools",), result=False),
+            NightlyStep("page-axe", AXE, result=False),
+            NightlyStep("page-checks", (*PYTHON, "benchmarks.page.checks", "--screenshots", "build/nightly/page")),
+            NightlyStep("page-hold", (*PYTHON, "benchmarks.page.hold"), ("--count", 100)),
+            NightlyStep("page-shown", (*PYTHON, "benchmarks.page.shown")),
+            NightlyStep("page-overhead", (*PYTHON, "benchmarks.page.overhead"), ("--seconds", 14.0)),
         ),
     ),
     NightlyPart("kernels", 10, (NightlyStep("triton", (*PYTEST, "tests/kernels/every_triton.py"), result=False),)),

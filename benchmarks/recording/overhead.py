@@ -55,16 +55,14 @@ def main() -> None:
             rounds.append(measured)
             print(json.dumps(measured), file=sys.stderr, flush=True)
     figures = {
-        "age_p99_ratio": _spread([each["on"]["age_p99_ms"] / _off(each, "age_p99_ms") for each in rounds]),
-        "age_p50_ratio": _spread([each["on"]["age_p50_ms"] / _off(each, "age_p50_ms") for each in rounds]),
-        "observer_us": _spread([each["on"]["observer_us"] for each in rounds]),
-        "control_us": _spread([each["on"]["control_us"] - _off(each, "control_us") for each in rounds]),
-        "noise_of_age_p99_ratio": _spread(
+        "age_p99_ratio": spread([each["on"]["age_p99_ms"] / _off(each, "age_p99_ms") for each in rounds]),
+        "age_p50_ratio": spread([each["on"]["age_p50_ms"] / _off(each, "age_p50_ms") for each in rounds]),
+        "observer_us": spread([each["on"]["observer_us"] for each in rounds]),
+        "control_us": spread([each["on"]["control_us"] - _off(each, "control_us") for each in rounds]),
+        "noise_of_age_p99_ratio": spread(
             [each["off again"]["age_p99_ms"] / each["off"]["age_p99_ms"] for each in rounds]
         ),
-        "noise_of_control_us": _spread(
-            [each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]
-        ),
+        "noise_of_control_us": spread([each["off again"]["control_us"] - each["off"]["control_us"] for each in rounds]),
     }
     for what, figure in figures.items():
         print(f"{what}: median {figure['median']:.3f}, quarters {figure['lower']:.3f} to {figure['upper']:.3f}")
@@ -80,15 +78,15 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
     with tempfile.TemporaryDirectory(prefix="edgeflow-recording-") as folder:
         settings = {**config, **({"recording": {"directory": folder}} if side == "on" else {})}
         told = Path(folder) / "observer"
-        timed = (sys.executable, "-m", "benchmarks.recording.timed_service", str(told))
+        timed = (sys.executable, "-m", "benchmarks.recording.timed_service", str(told), "recording")
         with ServiceUnderTest(settings, around=Surroundings(under=timed)) as service:
             time.sleep(SETTLED_S)
-            before = _processor_s(service.pid)
-            total = _load(service.address, seconds)
-            used_s = _processor_s(service.pid) - before
+            before = processor_s(service.pid)
+            total = load(service.address, seconds)
+            used_s = processor_s(service.pid) - before
             lost = service.metrics()["edgeflow_recording_records_lost_total"] if side == "on" else 0.0
         stored = sum(path.stat().st_size for path in Path(folder).glob("*.mcap"))
-        observer_us = int(told.read_text()) / 1000 / total["frames"]["offered"]
+        observer_us = sum(json.loads(told.read_text()).values()) / 1000 / total["frames"]["offered"]
     frames = total["frames"]["acted"]
     return {
         "age_p50_ms": total["age_ms"]["p50"],
@@ -103,10 +101,10 @@ def _measured(config: Mapping[str, Any], side: str, seconds: float) -> dict[str,
 
 
 @contextmanager
-def load_words(address: str, seconds: float) -> Iterator[list[str]]:
-    """The command of a load test by these robots, whose images are as large as a camera's."""
-    words = [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--json", "--robots", f"{ROBOTS}"]
-    words += ["--rate", f"{RATE_HZ}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
+def load_words(address: str, seconds: float, robots: int = ROBOTS, rate_hz: int = RATE_HZ) -> Iterator[list[str]]:
+    """The command of a load test by so many robots, whose images are as large as a camera's."""
+    words = [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--json", "--robots", f"{robots}"]
+    words += ["--rate", f"{rate_hz}", "--duration", f"{seconds:g}s", "--camera", "640x480"]
     with tempfile.TemporaryDirectory(prefix="edgeflow-frames-") as folder:
         for number in range(DISTINCT):
             (Path(folder) / f"{number:02}.jpg").write_bytes(camera_image(number))
@@ -124,14 +122,15 @@ def camera_image(seed: int) -> bytes:
     return file.getvalue()
 
 
-def _load(address: str, seconds: float) -> dict[str, Any]:
-    with load_words(address, seconds) as words:
+def load(address: str, seconds: float, robots: int = ROBOTS, rate_hz: int = RATE_HZ) -> dict[str, Any]:
+    """The figures of all robots of a load test."""
+    with load_words(address, seconds, robots, rate_hz) as words:
         done = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # 1: the machine was late
     total: dict[str, Any] = json.loads(done.stdout)["total"]
     return total
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """Processor time of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
@@ -141,7 +140,8 @@ def _off(measured: dict[str, dict[str, float]], what: str) -> float:
     return (measured["off"][what] + measured["off again"][what]) / 2
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quarters."""
     lower, _, upper = quantiles(values, n=4)
     return {"median": median(values), "lower": lower, "upper": upper}
 

@@ -103,7 +103,7 @@ class Service:
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
-        self._watch = SessionWatch(lambda: self.plane.runners, self._inputs)
+        self._watch = SessionWatch(lambda: self.plane.runners, self._inputs, config.alias)
         self.plane = ControlPlane(
             config,
             port=self.supervisor,

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.gateway import openapi
 from edgeflow.service.gateway.gateway import build_app
-from edgeflow.service.http.middleware import DOCS, OPEN_PATHS, OPENAPI, ROLES, listed
+from edgeflow.service.http.middleware import DOCS, OPEN_PATHS, OPENAPI, PAGE, ROLES, ROOT, listed
 from edgeflow.service.security.auth import ADMIN, Role
 from scripts.documents.schemas import default_of, kind_of
 from scripts.documents.tables import inline, table
@@ -41,7 +41,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of a service."""
     none: Any = None  # handlers are described, not called
     routes = [each for each in build_app(ServiceConfig(), none, none, none).routes if isinstance(each, Route)]
-    described = [each for each in routes if each.path not in ("/", OPENAPI) and not each.path.startswith(DOCS)]
+    described = [each for each in routes if each.path not in (ROOT, OPENAPI) and not each.path.startswith((DOCS, PAGE))]
     return openapi.document(described)
 
 

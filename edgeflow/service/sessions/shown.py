@@ -56,7 +56,7 @@ def input_warnings(request: OpenRequest, inputs: PolicyInputs) -> tuple[SessionW
     return tuple(found)
 
 
-def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
+def facts(opened: OpenedSession, *, model: str, opened_ms: int) -> dict[str, Any]:
     """The declarations of a session and its part of the device. Cameras: those whose images arrive, in order."""
     request, caller, schema = opened.request, opened.caller, opened.schema
     age_ns = request.max_action_age_ns
@@ -66,6 +66,7 @@ def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
         "front": request.front,
         "principal": caller.principal,
         "peer": _address(caller.peer),
+        "model": model,
         "cameras": [{"name": e.name, "width": e.width, "height": e.height} for e in recorded_cameras(request)],
         "state": [state_summary(each) for each in request.state],
         "actions": actions_summary(schema),

@@ -17,7 +17,6 @@ from tests.service.harness import serving
 from tests.service.protected import write_tokens
 
 FILES = {path.name: path.read_text() for path in FOLDER.iterdir()}
-SCRIPTS = sorted(name for name in FILES if name.endswith(".js"))
 IMPORT = re.compile(r'^(?:import|export)\b[^;]*?from "\./([\w.-]+)";', re.MULTILINE)
 MARKUP = re.compile(
     r"\b(innerHTML|outerHTML|insertAdjacentHTML|eval|Function|document\.write|srcdoc|setTimeout\(\"|on\w+=)"
