@@ -72,10 +72,9 @@ def test_quantities_stand_out_and_words_can_be_read():
 
 
 def test_the_page_shows_each_quantity_in_its_colour():
-    """The first value of a variable is that of the light page."""
-    variables = dict(reversed(re.findall(r"--([a-z]+):\s*(#[0-9a-fA-F]{6})\b", PAGE.read_text())))
-    shown = {name: variables.get(name, "none").upper() for name in QUANTITIES if name != "unanswered"}
-    assert shown == {name: colour for name, colour in QUANTITIES.items() if name != "unanswered"}
+    variables = dict(re.findall(r"--([a-z]+): light-dark\((#[0-9a-f]{6}),", PAGE.read_text()))
+    shown = {name: colour.upper() for name, colour in variables.items() if name in QUANTITIES}
+    assert shown == {name: QUANTITIES[name] for name in shown} and shown.keys() >= {*TOGETHER["commands"], "latency"}
 
 
 def test_a_setting_without_a_colour_has_that_of_its_mode():
