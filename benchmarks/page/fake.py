@@ -7,7 +7,6 @@ each stream can be opened at any time, and two viewers see the same.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import math
@@ -242,26 +241,3 @@ def _drawn(session: int, camera: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
     return file.getvalue()
-
-
-async def _served(scene: PageScene) -> None:
-    async with FakePageService(scene) as service:
-        print(service.address, flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serve until interrupted, for a look."""
-    from benchmarks.command import options
-
-    parser = options(__doc__)
-    parser.add_argument("--robots", type=int, default=4)
-    parser.add_argument("--hostile", action="store_true")
-    parser.add_argument("--speed", type=float, default=1.0)
-    given = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_served(PageScene(robots=given.robots, hostile=given.hostile, speed=given.speed)))
-
-
-if __name__ == "__main__":
-    main()
