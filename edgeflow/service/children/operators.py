@@ -17,7 +17,7 @@ from typing import Any
 from edgeflow.ipc.packets import Sealed, seal
 from edgeflow.scheduler.turns import TokenBucket
 from edgeflow.service.children.messages import Operate, Operated, no_room
-from edgeflow.service.children.simulated_robot import SimulatedRobot
+from edgeflow.service.children.simulated_robot import RobotChild
 from edgeflow.service.children.supervisor import ChildSupervisor
 from edgeflow.service.errors import no_session
 from edgeflow.service.observation.checks import check_depth, check_operator_text, check_speculation
@@ -64,7 +64,7 @@ class SessionOperators:
         self._plane = plane
         self._authenticator = authenticator
         self._shown = shown
-        self._robot = SimulatedRobot(plane.config, address, log)
+        self._robot = RobotChild(plane.config, address, log)
         self._log = log
         now_ns = time.monotonic_ns()
         self._looks, self._deeds = TokenBucket(LOOK_NS, LOOKS, now_ns), TokenBucket(DEED_NS, DEEDS, now_ns)

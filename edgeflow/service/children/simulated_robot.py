@@ -35,7 +35,7 @@ def why_no_robot(config: ServiceConfig) -> str:
     return ""
 
 
-class SimulatedRobot:
+class RobotChild:
     """At most one robot. It is started without a copy of memory, runs at low priority and ends with control.
 
     address: the service's gRPC address.

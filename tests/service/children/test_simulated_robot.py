@@ -10,7 +10,7 @@ import pytest
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.children import simulated_robot
-from edgeflow.service.children.simulated_robot import SimulatedRobot, why_no_robot
+from edgeflow.service.children.simulated_robot import RobotChild, why_no_robot
 from edgeflow.service.observe.log import EventLog
 from edgeflow_client.clock import MonotonicClock
 from edgeflow_client.errors import FailedPrecondition
@@ -24,7 +24,7 @@ class RobotBeside:
 
     def __init__(self, address: str) -> None:
         self._text = io.StringIO()
-        self.robot = SimulatedRobot(CONFIG, lambda: address, EventLog(MonotonicClock(), self._text))
+        self.robot = RobotChild(CONFIG, lambda: address, EventLog(MonotonicClock(), self._text))
 
     @property
     def lines(self) -> list[dict[str, str]]:
