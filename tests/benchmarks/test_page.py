@@ -28,7 +28,7 @@ async def first_events(address: str, count: int, query: str = "") -> list[tuple[
 
 async def test_an_hour_passes_in_a_minute_and_robots_come_and_go():
     async with FakePageService(PageScene(robots=3, churn=True, speed=6000.0)) as service:
-        events = await asyncio.wait_for(first_events(service.address, 4000, "?detail=1"), 30)
+        events = await asyncio.wait_for(first_events(service.address, 2400, "?detail=1"), 30)
     kinds = [kind for kind, _ in events]
     assert kinds[0] == "hello" and {"opened", "closed", "update", "service", "log"} <= set(kinds)
     updates = [value for kind, value in events if kind == "update"]
