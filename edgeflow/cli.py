@@ -13,6 +13,7 @@ from edgeflow.commands import chat, serving
 from edgeflow.commands.doctor import doctor
 from edgeflow.commands.laboratory import add_everyday, add_laboratory
 from edgeflow.commands.pull import pull
+from edgeflow.commands.sessions import sessions_app
 from edgeflow.openmp import limit_spinning
 from edgeflow.version import __version__
 from edgeflow_client.loadtest.options import LoadtestCommand, loadtest
@@ -42,6 +43,7 @@ app.command()(doctor)
 app.add_typer(config_app, name="config")
 app.add_typer(token_app, name="token")
 app.add_typer(chat.prefix_app, name="prefix")
+app.add_typer(sessions_app, name="sessions")
 add_laboratory(app)
 config_app.command("schema")(serving.config_schema)
 config_app.command("check")(serving.config_check)

@@ -35,7 +35,7 @@ from edgeflow.lab.demo.world.scene import Image, Moment, Spectator
 from edgeflow.lab.demo.world.sim import RobotSim
 from edgeflow.lab.demo.world.task import REACH, EpisodeOutcome
 from edgeflow.model_paths import EMBEDDED_MODEL
-from edgeflow_client.loadtest.drawing import GREEN, INK, VERMILION, mode_colour
+from edgeflow_client.loadtest.palette import GREEN, INK, VERMILION, mode_colour
 from edgeflow_client.pose import Vector
 
 RESULTS = Path(__file__).parents[1] / "results" / "closed-loop-cpu-2026-11-22.json"

@@ -114,6 +114,7 @@ PARTS = (
         ),
     ),
     NightlyPart("lerobot", 20, (NightlyStep("lerobot", ("scripts/lerobot-check",), result=False),)),
+    NightlyPart("monitoring", 2, (NightlyStep("monitoring", ("scripts/monitoring-check",), result=False),)),
     NightlyPart(
         "recording",
         25,

@@ -13,22 +13,8 @@ from matplotlib.patches import Patch
 
 from benchmarks.closed_loop.grid import ORIN, RTX5090
 from edgeflow.lab.demo.evaluation import THIS_MACHINE
-from edgeflow_client.loadtest.drawing import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    MODES,
-    ORANGE,
-    VERMILION,
-    Share,
-    figure_of,
-    limit_line,
-    mode_colour,
-    not_run,
-    save,
-    share_bars,
-)
+from edgeflow_client.loadtest.drawing import Share, figure_of, limit_line, not_run, save, share_bars
+from edgeflow_client.loadtest.palette import BLUE, GREEN, GREY, INK, MODES, ORANGE, VERMILION, mode_colour
 
 Row = Mapping[str, Any]
 DEVICES = {

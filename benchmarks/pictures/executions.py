@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from benchmarks.pictures.closed_loop import Row, draw_groups
-from edgeflow_client.loadtest.drawing import BLUE, GREEN, ORANGE, SKY, figure_of, save
+from edgeflow_client.loadtest.drawing import figure_of, save
+from edgeflow_client.loadtest.palette import BLUE, GREEN, ORANGE, SKY
 
 EXECUTIONS: Final = {"auto": GREEN, "continue": BLUE, "rest": ORANGE, "fresh": SKY}
 """The colour of each execution."""

@@ -11,7 +11,8 @@ from matplotlib.patches import Patch
 
 from benchmarks.long_context.cells import EVIDENCE, NO_LINES, Where
 from edgeflow.lab.demo.recording import wilson
-from edgeflow_client.loadtest.drawing import CYCLE, Share, figure_of, not_run, save, share_bars
+from edgeflow_client.loadtest.drawing import Share, figure_of, not_run, save, share_bars
+from edgeflow_client.loadtest.palette import CYCLE
 
 Row = Mapping[str, Any]
 FULL: Final = "full attention"

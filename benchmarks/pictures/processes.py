@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.chaos.rules import EARLY, LATE
-from edgeflow_client.loadtest.drawing import BLUE, GREEN, INK, SKY, figure_of, limit_line, mode_colour, save
+from edgeflow_client.loadtest.drawing import figure_of, limit_line, save
+from edgeflow_client.loadtest.palette import BLUE, GREEN, INK, SKY, mode_colour
 
 MIB = 1 << 20
 ENGINES = {"ONNX Runtime, float32": GREEN, "engine, float32": BLUE, "engine, bfloat16": SKY}

@@ -89,6 +89,8 @@ class RobotScript:
     robots: int = 1
     continues: bool = False
     """Robots execute chunks, and answers continue them."""
+    other_paces: tuple[Pace, ...] = ()
+    """The first robot's mode changes between these and its pace."""
     answers: int = 100
     """The run ends with so many."""
     seed: int = 0
@@ -231,8 +233,10 @@ class ScriptedRun:
                 self._send(robot)
                 self._clock.advance_ns(MS)
             self._send(robot)
-        if random.random() < 0.02:
-            self._worker.inbox.put(ChangePace(self._robots[0].session, script.pace))
+        if random.random() < (0.5 if script.other_paces else 0.02):
+            paces = (script.pace, *script.other_paces)
+            pace = paces[random.integers(len(paces))] if script.other_paces else script.pace
+            self._worker.inbox.put(ChangePace(self._robots[0].session, pace, patience_ns=0))
         for _ in range(int(random.integers(1, 3 * self._policy.program().passes))):
             self._clock.advance_ns(int(random.integers(1, 4)) * MS)
             if not self._worker.step():

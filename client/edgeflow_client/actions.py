@@ -299,6 +299,8 @@ class Directive:
     """The action, with ACT only."""
     needs_reset: bool = False
     """No action will follow until `reset` is called."""
+    text: str = ""
+    """One line for people where an operator holds the robot (reason OPERATOR_HOLD); "" elsewhere."""
 
     @property
     def joints(self) -> Vector | None:

@@ -221,6 +221,7 @@ class ClientSession:
                 self._versions.answer(message, "message")
             case "notice":
                 _log.info("the service says %s: %s", message.notice.kind, message.notice.text)
+                self._watchdog.hear(message.notice.kind, message.notice.text)
         return False
 
     def stream_ended(self, error: EdgeflowError, final: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from edgeflow_client.actions import Action, Directive
 from edgeflow_client.clock import Clock
@@ -19,6 +20,7 @@ from edgeflow_client.types import Command
 TICK_S = 0.004  # HOLD follows the end of an action's validity within 20 ms, scheduling delays included
 RESUME_WITHIN_NS = 2_000_000_000  # the longest silence after which a robot moves again by itself
 MAX_EPOCHS = 1000  # the most that a notice may announce at once
+HELD, RESUMED = "held", "resumed"  # kinds of notices
 _STREAM_GONE = (Reason.DISCONNECTED, Reason.REFUSED, Reason.CLOSED)
 
 
@@ -38,6 +40,8 @@ class Watchdog:
       longer, also after silence of any length. Otherwise, and after STOP, only a `restart` with rearm permits actions
       again. Waiting for the first action after it is not an interruption; a `restart` without rearm starts one, or
       leaves one unchanged.
+    - While an operator holds the robot (reason OPERATOR_HOLD) and the stream lasts, no interruption counts: it begins
+      once the operator lets go. A person decided about both.
     """
 
     def __init__(self, clock: Clock, resume_within_ns: int = RESUME_WITHIN_NS) -> None:
@@ -49,6 +53,7 @@ class Watchdog:
         self._worker_lost = False  # in this interruption
         self._interrupted_ns: int | None = None
         self._only_silence = False  # in this interruption
+        self._by_operator, self._operator_text = False, ""  # an operator holds the robot, and says why
         self._now = Directive(Command.HOLD, Reason.WAITING)
         self._reserve: Action | None = None
         self._begun_seq = 0  # the frame whose action began the present motion
@@ -125,13 +130,15 @@ class Watchdog:
         self._reserve = None
         if self._now.command is not Command.ACT:
             self._begun_seq = action.seq
-        self._interrupted_ns, self._worker_lost = None, False
+        self._interrupted_ns, self._worker_lost, self._by_operator = None, False, False
         self._now = Directive(Command.ACT, action=action)
         self.plays.begin(action.seq, action.timeline, from_ns, action.valid_until_ns, action.over_ns)
 
     def halt(self, command: Command, reason: str) -> None:
         """HOLD or STOP now, on the service's order or because the link is lost. HOLD does not replace STOP."""
         held = self.directive()
+        if reason != Reason.OPERATOR_HOLD:
+            self._let_go()
         self._reserve = None
         self.plays.end(self._clock.now_ns())
         self._worker_lost = reason == Reason.WORKER_LOST or (self._worker_lost and reason not in _STREAM_GONE)
@@ -142,7 +149,22 @@ class Watchdog:
         final = held.needs_reset and not self._is_excused
         if held.command is Command.STOP or (final and command is Command.HOLD):
             return
-        self._now = Directive(command, reason, needs_reset=command is Command.STOP)
+        self._by_operator = reason == Reason.OPERATOR_HOLD
+        text = self._operator_text if self._by_operator else ""
+        self._now = Directive(command, reason, needs_reset=command is Command.STOP, text=text)
+
+    def hear(self, kind: str, text: str) -> None:
+        """A notice of the service: an operator is going to hold the robot, or lets go."""
+        if kind == HELD:
+            self._operator_text = text
+        elif kind == RESUMED:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """No operator holds the robot, as far as can be heard: from now on the interruption counts."""
+        if self._by_operator and self._interrupted_ns is not None:
+            self._interrupted_ns = self._clock.now_ns()
+        self._by_operator = False
 
     def directive(self) -> Directive:
         """The current directive; the same object as long as nothing changes."""
@@ -155,8 +177,10 @@ class Watchdog:
         elif action is not None and (due := action.due(now_ns)) is not action:
             self._now = Directive(Command.ACT, action=due)
         since_ns = self._interrupted_ns
-        if since_ns is not None and not self._now.needs_reset and now_ns - since_ns >= self._patience_ns:
-            self._now = Directive(self._now.command, self._now.reason, needs_reset=True)
+        if since_ns is None or self._by_operator or self._now.needs_reset:
+            return self._now
+        if now_ns - since_ns >= self._patience_ns:
+            self._now = replace(self._now, needs_reset=True)
         return self._now
 
     def _change_to_reserve(self, now_ns: int) -> None:

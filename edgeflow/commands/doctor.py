@@ -32,10 +32,11 @@ EXTRAS = {
     "cuda": ("triton",),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "record": ("foxglove-sdk", "mcap", "msgspec", "xxhash"),
+    "trace": ("msgspec", "opentelemetry-exporter-otlp-proto-http", "opentelemetry-sdk"),
     "dataset": ("av", "pyarrow"),
     "dev": ("hypothesis", "mypy", "pytest", "ruff", "transformers"),
 }  # fmt: skip
-OPTIONAL_EXTRAS = {"cuda", "dataset", "dev", "onnx", "record"}
+OPTIONAL_EXTRAS = {"cuda", "dataset", "dev", "onnx", "record", "trace"}
 CUDA_ADVICE = "pip install --no-deps --require-hashes -r constraints/cuda.txt"
 FLASHINFER_ADVICE = f"{CUDA_ADVICE}   (it compiles its kernels when they are first used: needs nvcc)"
 L4T_FOLDERS = tuple(Path("/usr/lib/aarch64-linux-gnu") / name for name in ("nvidia", "tegra"))

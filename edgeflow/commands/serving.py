@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from edgeflow.service.status import ServiceStatus
 
 LIVE_PORT = 8765  # where Foxglove looks unless another one is given
+COLLECTOR = "http://127.0.0.1:4318"  # where collectors of OpenTelemetry listen unless told otherwise
+COLLECTOR_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 ServeCommand = config_command("", {"tokens": "tokens_file"})
 
 
@@ -79,6 +81,14 @@ def serve(
             help=f"Show robots in Foxglove, at 127.0.0.1:{LIVE_PORT}, or the port in --set recording.live_port=N.",
         ),
     ] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace",
+            help=f"Send traces to a collector at {COLLECTOR}, in OTEL_EXPORTER_OTLP_ENDPOINT, or in "
+            "--set trace.endpoint=URL.",
+        ),
+    ] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow addresses other than loopback without TLS and tokens.")
     ] = False,
@@ -99,6 +109,7 @@ def serve(
     from edgeflow.service.observe.log import EventLog
 
     other_port = any(each.startswith("recording.live_port=") for each in given)
+    other_collector = any(each.startswith("trace.endpoint=") for each in given)
     options = {
         "model": model,
         "mode": mode.value if mode else None,
@@ -113,6 +124,7 @@ def serve(
         "recording.directory": record,
         "recording.cameras": record_cameras,
         "recording.live_port": LIVE_PORT if live and not other_port else None,
+        "trace.endpoint": os.environ.get(COLLECTOR_VARIABLE, COLLECTOR) if trace and not other_collector else None,
         "insecure": insecure or None,
     }
     with Output() as output:
@@ -120,7 +132,7 @@ def serve(
         try:
             check_limits()
             from edgeflow.config.service import load_config
-            from edgeflow.service.host.preflight import check_recording, fetch_configured
+            from edgeflow.service.host.preflight import check_recording, check_trace, fetch_configured
             from edgeflow.service.run import run_service
 
             settings = load_config(config, overrides_of(given, options))
@@ -129,6 +141,7 @@ def serve(
             if record_cameras is not None and not settings.recording.on:
                 raise ConfigError("record-cameras: nothing is recorded: give --record DIR or --live, too")
             check_recording(settings.recording)
+            check_trace(settings.trace)
             # before anything runs that a download would keep waiting
             fetch_configured(settings, lambda name: log.event("fetching", model=name))
             with closing(_announcer(output, log, as_json=as_json)) as announcer:
@@ -190,11 +203,16 @@ class ServicePrinter:
                 self._progress.stop()
                 self._console.print(
                     f"[green]ready[/]: {status.model} on {status.device}; "
-                    f"gRPC {status.grpc_address}, HTTP {status.http_address}",
+                    f"gRPC {status.grpc_address}, HTTP and live page {status.http_address}/",
                     highlight=False,
                 )
                 lines = {"": status.memory, "plug-in: ": status.plugin, "chat: ": status.chat}
-                for name, text in {**lines, "operators: ": status.operators, "recording ": status.recording}.items():
+                for name, text in {
+                    **lines,
+                    "operators: ": status.operators,
+                    "recording ": status.recording,
+                    "traces: ": status.traces,
+                }.items():
                     if text:
                         self._console.print(f"  {name}{text}", highlight=False, markup=False)
                 for line in status.clients:

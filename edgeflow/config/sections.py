@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -341,6 +342,38 @@ class RecordingConfig(Section):
     def on(self) -> bool:
         """True if anything is recorded or can be watched."""
         return bool(self.directory) or self.live_port is not None
+
+
+class TraceConfig(Section):
+    """Traces by OpenTelemetry: where each frame spent its time; off unless an endpoint is given."""
+
+    endpoint: str = Field(
+        "",
+        max_length=2048,
+        description="address of a receiver of OTLP over HTTP, as http://127.0.0.1:4318; empty = no traces",
+    )
+    sample: float = Field(
+        1.0, ge=0, le=1, description="share of frames that are traced, of robots that send no trace context"
+    )
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_address(cls, endpoint: str) -> str:
+        try:
+            parts = urlsplit(endpoint)
+            named = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            named = False
+        if endpoint and (not named or not endpoint.isprintable() or " " in endpoint or parts.query or parts.fragment):
+            raise ValueError("must be an address such as http://127.0.0.1:4318")
+        if endpoint and parts.username is not None:
+            raise ValueError("must not hold a password: set OTEL_EXPORTER_OTLP_HEADERS in the environment")
+        return endpoint
+
+    @property
+    def on(self) -> bool:
+        """True if frames are traced."""
+        return bool(self.endpoint)
 
 
 def is_loopback(host: str) -> bool:

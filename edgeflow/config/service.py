@@ -31,6 +31,7 @@ from edgeflow.config.sections import (
     Section,
     TimingConfig,
     TlsConfig,
+    TraceConfig,
     TrajectoryConfig,
     is_loopback,
 )
@@ -150,6 +151,7 @@ class ServiceConfig(Section):
     chat: ChatConfig = ChatConfig()
     artifact: ArtifactConfig = ArtifactConfig()
     recording: RecordingConfig = RecordingConfig()
+    trace: TraceConfig = TraceConfig()
     tls: TlsConfig = TlsConfig()
     tokens_file: str = Field("", description="file of access tokens (`edgeflow token new`); empty = no tokens required")
     insecure: bool = Field(False, description="permit addresses other than loopback without TLS and tokens")

@@ -64,6 +64,8 @@ class ChangePace:
 
     session: int
     pace: Pace
+    patience_ns: int = 0
+    """As in OpenSession, for the session's next frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +248,29 @@ class FrameResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassSpan:
+    """The time of a pass, as the host of its frame sees it: from its launch, or the end of the pass before it, until
+    its results are on the host.
+    """
+
+    start_ns: int
+    end_ns: int
+    """Both on the machine's monotonic clock, or where it is said, since the frame was received."""
+    steps: int
+    """Passes of the frame's program that it took: all of them in a whole pass."""
+    prefills: int
+    decodes: int
+    """Prefills and decode rows of all frames in the pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedFrameResult(FrameResult):
+    """The answer to a frame, with the time of each of its passes; only while the service is traced or recorded."""
+
+    spans: list[PassSpan]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDropped:
     """Worker → control: a frame leaves without an action."""
 
@@ -293,4 +318,6 @@ _Chat: TypeAlias = ChatStart | ChatStop | SetPrefix
 _ChatAnswers: TypeAlias = ChatReady | ChatToken | ChatDone | ChatRejected | PrefixSet
 _Life: TypeAlias = WorkerReady | WorkerFailed
 _Answers: TypeAlias = SessionOpened | SessionRejected | FrameResult | FrameDropped | Pong
-Message: TypeAlias = _Sessions | _Chat | Ping | Shutdown | WarmupProgress | _ChatAnswers | _Life | _Answers
+Message: TypeAlias = (
+    _Sessions | _Chat | Ping | Shutdown | WarmupProgress | _ChatAnswers | _Life | _Answers | TimedFrameResult
+)

@@ -12,12 +12,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from edgeflow.config.service import ServiceConfig
-from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.chat_messages import ChatReady
 from edgeflow.ipc.messages import Message, Pong, WarmupProgress, WorkerReady
 from edgeflow.policies.registry import plugins
 from edgeflow.service.children.forks import Forks
 from edgeflow.service.children.launch import LaunchChild, Listeners
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.processes import ChildProcesses
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
@@ -52,6 +52,7 @@ from edgeflow_client.clock import MonotonicClock
 
 if TYPE_CHECKING:
     from edgeflow.service.recording import ServiceRecording
+    from edgeflow.service.tracing.service import ServiceTracing
 
 WORKER_STOP_S = 1.0
 FILES_S = 1.0  # between checks for changed tokens and certificates
@@ -83,8 +84,7 @@ class Service:
         self._announce = announce
         self._log = log
         self.status = ServiceStatus(phase=HealthState.STARTING, model=config.alias)
-        clock = MonotonicClock()
-        self._clock = clock
+        self._clock = clock = MonotonicClock()
         self._pool = ThreadPoolExecutor(config.decode_threads, thread_name_prefix="decode")
         self._recording: ServiceRecording | None = None
         if config.recording.on:
@@ -92,11 +92,17 @@ class Service:
 
             self._recording = ServiceRecording(config, self.metrics, log)
             observers = [*observers, self._recording.observer]
+        self._tracing: ServiceTracing | None = None
+        if config.trace.on:
+            from edgeflow.service.tracing.service import ServiceTracing  # needs the extra `trace`
+
+            self._tracing = ServiceTracing(config, self.metrics, log)
+            observers = [*observers, self._tracing.observer]
         passes = self._recording.passes if self._recording is not None else None
         workers = Workers(config, lambda: self.plane.admission.pass_times, log, passes=passes)
         self._workers = workers if launch is None else None
         self.supervisor = Supervisor(launch or workers.launch, clock, config, self, log)
-        self._watch = SessionWatch(lambda: self.plane.runners, self._inputs)
+        self._watch = SessionWatch(lambda: self.plane.runners, lambda: self.plane.inputs, config.alias)
         self.plane = ControlPlane(
             config,
             port=self.supervisor,
@@ -107,16 +113,8 @@ class Service:
             log=log,
             observers=[*observers, self._watch],
         )
-        self._vitals = ServiceVitals(
-            config,
-            plane=self.plane,
-            health=self.health,
-            metrics=self.metrics,
-            status=lambda: self.status,
-            standby=lambda: self._workers.standby if self._workers is not None else "off",
-            singles=lambda: self._watch.singles,
-            clock=clock,
-        )
+        standby = (lambda: workers.standby) if launch is None else (lambda: "off")
+        self._vitals = ServiceVitals(config, self, standby, clock)
         self._tokens = TokensFile(config.tokens_file, log)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
         self._authenticator = Authenticator(self._tokens.entries, self.metrics, log, peers=peers)
@@ -216,10 +214,12 @@ class Service:
                 self._workers.pin_family(plugin)
         if self._recording is not None:
             self._recording.start()
+        if self._tracing is not None:
+            self._tracing.start()
         self._log.event("starting", version=__version__, model=config.alias, mode=config.mode, device=config.device)
         warnings = self._set_scheduling()
         self.metrics.open()
-        self.metrics.watch("log_lines_lost", "Lines of the log that were lost", lambda: self._log.lost)
+        self.metrics.watch("log_lines_lost", "Lines of the log that could not be written.", lambda: self._log.lost)
         self.health.listen(self.metrics.state)
         self.health.listen(lambda state: self._log.event("state", state=state.value))
         await self._listen()
@@ -230,7 +230,6 @@ class Service:
         self._loop_watch.start()
         ready = await self._start_processes()
         forecasts = tuple(forecast_line(mode, seen) for mode, seen in self.plane.admission.modes().items())
-        warnings += (*self.supervisor.warnings, *ready.warnings)
         self._publish(
             HealthState.READY,
             device=ready.device,
@@ -239,13 +238,14 @@ class Service:
             plugin=ready.plugin,
             plugins=tuple(each.origin for each in plugins().values()),
             recording=self._recording.summary if self._recording is not None else "",
+            traces=self._tracing.summary if self._tracing is not None else "",
             step="",
             done=0,
             total=0,
             forecasts=forecasts,
             horizon=ready.schema.horizon,
             clients=clients_lines(clients_summary(self._config, ready, self.status.robots_port)),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *self.supervisor.warnings, *ready.warnings),
         )
 
     async def _start_processes(self) -> WorkerReady:
@@ -289,13 +289,16 @@ class Service:
             self._launch_child,
             actions=lambda: SingleActions(self.plane, self._authenticator, self._log),
             robots=RobotSessions(self.plane, self._authenticator, self._log),
+            operators=SessionOperators(
+                self.plane, self._authenticator, self._watch.sessions, lambda: self.status.grpc_address, self._log
+            ),
             watching=PageWatch(self._watch, self._vitals, self._clock, self._log),
             health=self.health,
             tokens=self._tokens,
             tls=self._tls,
             metrics=self.metrics,
             models=self._models,
-            inputs=self._inputs,
+            inputs=lambda: self.plane.inputs,
             clock=self._clock,
             log=self._log,
         )
@@ -309,10 +312,6 @@ class Service:
             http_address=f"{'https' if self._tls else 'http'}://{address_text(config.http.host, listeners.http_port)}",
             robots_address=address_text(config.frontends.host, listeners.robots_port),
         )
-
-    def _inputs(self) -> PolicyInputs | None:
-        """The needs of the policy; None while no worker is ready."""
-        return self.plane.newest_worker.inputs if self.plane.newest_worker is not None else None
 
     def _models(self) -> list[dict[str, Any]]:
         """The policy's entry in /v1/models."""
@@ -340,6 +339,8 @@ class Service:
             self._listeners.close()
         if self._recording is not None:
             await self._recording.stop()
+        if self._tracing is not None:
+            await self._tracing.stop()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
         self.metrics.close()
 

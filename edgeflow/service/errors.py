@@ -11,6 +11,7 @@ from edgeflow_client.errors import (
     ConfigError,
     DependencyError,
     EdgeflowError,
+    NotFound,
     StartError,
     Unavailable,
 )
@@ -36,6 +37,11 @@ def error_of_code(code: str, text: str, reason: str = "", field: str = "") -> Ed
 def no_worker(text: str = "no worker is ready") -> Unavailable:
     """The error of a request that needs a worker, or the chat front, while there is none."""
     return Unavailable(text, reason=Reason.NO_WORKER, retry_after_ms=RETRY_AFTER_MS)
+
+
+def no_session(number: int) -> NotFound:
+    """The error of a request about a session that is not open, or no more."""
+    return NotFound(f"{number} is not open", field="session")
 
 
 def start_error(kind: str, text: str) -> StartError:

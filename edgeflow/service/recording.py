@@ -17,8 +17,9 @@ from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.recording import SessionRecorder
 from edgeflow.version import __version__
 from edgeflow_client.errors import ConfigError, StartError
-from edgeflow_client.recording.recorder import Recorder, RecorderNews, RecorderSettings, wall_clock
+from edgeflow_client.recording.recorder import Recorder, RecorderSettings, wall_clock
 from edgeflow_client.recording.records import TOPIC, session_schema
+from edgeflow_client.recording.supervision import RecorderNews
 
 STOP_S = 2.0  # for what is not written yet
 IMAGES = {"none": "no images", "thumbnails": "thumbnails of the images", "all": "all images as they came"}
@@ -73,7 +74,7 @@ class ServiceRecording:
     def start(self) -> None:
         """Start the process that writes."""
         self._metrics.watch(
-            "recording_records_lost", "Records that were not written: no room in memory or on disk", lambda: self.lost
+            "recording_records_lost", "Records not written for lack of room in memory or on disk.", lambda: self.lost
         )
         self._log.event("recording", text=self.summary)
         self._recorder.start()

@@ -47,6 +47,8 @@ class ServiceStatus:
     """All installed plug-ins, likewise."""
     recording: str = ""
     """Where robots are recorded, what of them, and when it is deleted, in one line; "" = nothing is recorded."""
+    traces: str = ""
+    """Where traces go, and of how many frames, in one line; "" = nothing is traced."""
     forecasts: tuple[tuple[str, float, float], ...] = ()
     """(mode, answers per second, latency in ms) for a single robot at full rate, from measured pass times."""
     horizon: int = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from edgeflow.config.service import ServiceConfig
 from edgeflow.contract import Pace
@@ -21,32 +21,25 @@ PASSES_NS = 2_000_000_000  # over which passes are measured
 WHOLE = 100
 
 
-class ServiceVitals:
-    """Describes the service for live pages. status: its last announcement. standby: state of the worker in reserve."""
+class ShownService(Protocol):
+    """The service that is described."""
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        *,
-        plane: ControlPlane,
-        health: Health,
-        metrics: Metrics,
-        status: Callable[[], ServiceStatus],
-        standby: Callable[[], str],
-        singles: Callable[[], int],
-        clock: Clock,
-    ) -> None:
+    plane: ControlPlane
+    health: Health
+    metrics: Metrics
+    status: ServiceStatus
+    """Its last announcement."""
+
+
+class ServiceVitals:
+    """Describes the service for live pages. standby: state of the worker in reserve."""
+
+    def __init__(self, config: ServiceConfig, service: ShownService, standby: Callable[[], str], clock: Clock) -> None:
         self._config = config
-        self._plane = plane
-        self._health = health
-        self._metrics = metrics
-        self._status = status
+        self._service = service
         self._standby = standby
-        self._singles = singles
         self._clock = clock
-        self._started_ns = clock.now_ns()
         self._pongs: deque[tuple[int, Pong]] = deque(maxlen=KEPT)
-        self._counted = (self._started_ns, 0)
 
     def pong(self, message: Pong) -> None:
         """The worker reported its passes."""
@@ -56,42 +49,34 @@ class ServiceVitals:
 
     def __call__(self) -> dict[str, Any]:
         """The service now; None where something is unknown."""
-        now_ns, status = self._clock.now_ns(), self._status()
+        now_ns, status = self._clock.now_ns(), self._service.status
         passes, share = self._passes(now_ns)
         return {
-            "state": self._health.state.value,
-            "uptime_s": round((now_ns - self._started_ns) / 1e9, 1),
+            "state": self._service.health.state.value,
             "worker": self._worker(status),
             "standby": self._standby(),
             "passes": passes,
             "share": share,
             "share_left": self._share_left(),
-            "acts_per_s": self._acts_per_s(now_ns),
-            "forecasts": [f"{mode}: {fps:.1f} answers/s, {age_ms:.1f} ms" for mode, fps, age_ms in status.forecasts],
             "recording": status.recording,
             "warnings": [*status.warnings, *self._warnings()],
-            "addresses": {
-                "grpc": status.grpc_address,
-                "robots": status.robots_address,
-                "http": status.http_address,
-            },
+            "addresses": {"grpc": status.grpc_address, "robots": status.robots_address},
         }
 
     def _worker(self, status: ServiceStatus) -> dict[str, Any]:
-        newest = self._plane.newest_worker
-        restarts = _values(self._metrics.worker_restarts).values()
+        newest = self._service.plane.newest_worker
+        restarts = _values(self._service.metrics.worker_restarts).values()
         return {
-            "state": "ready" if self._plane.worker is not None else "starting" if newest is None else "lost",
+            "state": "ready" if self._service.plane.worker is not None else "starting" if newest is None else "lost",
             "restarts": round(sum(restarts)),
             "device": newest.device if newest is not None else status.device,
-            "memory": newest.memory if newest is not None else status.memory,
         }
 
     def _passes(self, now_ns: int) -> tuple[dict[str, float] | None, float | None]:
         """The passes of the last seconds beside the forecast for passes of the same shapes, and their share of the
         time.
         """
-        times = self._plane.admission.pass_times
+        times = self._service.plane.admission.pass_times
         recent = [each for each in self._pongs if now_ns - each[0] <= PASSES_NS]
         if times is None or len(recent) < 2:
             return None, None
@@ -116,24 +101,19 @@ class ServiceVitals:
         sessions, each against the most that one robot could get in its mode. An estimate: robots that share passes
         take less.
         """
-        most = {mode: fps for (mode,), fps in _values(self._metrics.predicted_fps).items()}
+        most = {mode: fps for (mode,), fps in _values(self._service.metrics.predicted_fps).items()}
         left = 1 - self._config.admission_headroom_percent / WHOLE
-        for plan in self._plane.admission.plans.values():
+        for plan in self._service.plane.admission.plans.values():
             fps = most.get(_name(plan.pace, plan.stages), 0.0)
             left -= plan.forecast.begun_fps / fps if fps else 0.0
         return max(left, 0.0) if most else None
-
-    def _acts_per_s(self, now_ns: int) -> float:
-        """Sessions of one frame per second since the last call."""
-        (then_ns, before), self._counted = self._counted, (now_ns, self._singles())
-        return (self._counted[1] - before) * 1e9 / max(now_ns - then_ns, 1)
 
     def _warnings(self) -> list[str]:
         found = []
         unusual = self._pongs[-1][1].unusual_states - self._pongs[0][1].unusual_states if self._pongs else 0
         if unusual > 0:
             found.append(f"{unusual} frames of the last seconds had a state outside the range of its statistics")
-        if any(_values(self._metrics.recording_failing).values()):
+        if any(_values(self._service.metrics.recording_failing).values()):
             found.append("recordings cannot be written")
         return found
 

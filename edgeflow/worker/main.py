@@ -127,6 +127,7 @@ def _serve(
         times=known,
         trajectory=config.trajectory,
         observer=_recorder(config, built, passes) if passes is not None else None,
+        timed=config.trace.on or config.recording.on,
     )
     if chat:
         channel.send(chat.ready())

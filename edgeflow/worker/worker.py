@@ -40,7 +40,7 @@ CHAT_PATIENCE_NS = 250_000_000  # beside robots that leave no gap, chat gets a s
 class Worker:
     """Turns messages of control and chat into passes and answers. One thread calls `step`; others feed `inbox`.
 
-    observer: records the passes of control.
+    observer: records the passes of control. timed: as in ControlLoop.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Worker:
         times: PassTimes | None = None,
         trajectory: TrajectoryConfig | None = None,
         observer: PassRecorder | None = None,
+        timed: bool = False,
     ) -> None:
         self.inbox = Inbox(clock)
         self.running = True
@@ -68,6 +69,7 @@ class Worker:
             default_unnorm_key=default_unnorm_key,
             pacer=pacer,
             trajectory=trajectory,
+            timed=timed,
         )
         self._chat = chat
         self._clock = clock
@@ -194,7 +196,7 @@ class Worker:
                 self._control.close(message)
                 self._gaps.close(message.session)
             case ChangePace():
-                self._control.change_pace(message.session, message.pace)
+                self._control.change_pace(message)
             case Ping():
                 self._publish(self._control.pong(message.nonce))
             case Shutdown():

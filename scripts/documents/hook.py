@@ -28,9 +28,10 @@ SECTIONS = {
     "robots": "loop-joints loop-tool cameras-and-state chunks latency hold-stop-reset act-http clients tunnels",
     "policies": "index openvla openvla-oft act smolvla pi lerobot-any write-your-own four-bits static-graphs",
     "chat": "index api prefixes precision drafts long-context four-bits kv260",
-    "operate": "live-page deploy jetson metrics logs recording load-test tuning security reliability troubleshooting",
+    "operate": "live-page deploy jetson metrics dashboards logs traces recording load-test tuning security "
+    "reliability troubleshooting",
     "benchmarks": "index closed-loop pipeline policies chat cpu-int4 long-context reliability front-ends gpu",
-    "reference": "configuration commands sdk http protocol reasons glossary",
+    "reference": "configuration commands sdk http events protocol reasons glossary",
     "develop": "contributing changelog reporting-security architecture testing releases writing kernels formats",
 }
 """Folders of docs/ in their order, each with its first pages; other pages follow by name."""

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from edgeflow.config.service import ServiceConfig
 from edgeflow.service.gateway import openapi
 from edgeflow.service.gateway.gateway import build_app
-from edgeflow.service.http.middleware import DOCS, OPEN_PATHS, OPENAPI, ROLES, listed
+from edgeflow.service.http.middleware import DOCS, OPEN_PATHS, OPENAPI, PAGE, ROLES, ROOT, listed
 from edgeflow.service.security.auth import ADMIN, Role
 from scripts.documents.schemas import default_of, kind_of
 from scripts.documents.tables import inline, table
@@ -32,6 +32,7 @@ Every answer repeats the header `x-request-id`, or has a new one. Where tokens a
 `authorization: Bearer TOKEN`, and its token has one of the roles that are named here ([security](ROLES_PAGE)).
 
 Robots' own clients have another port: [clients](../robots/clients.md).
+The stream of `/events` has [its own page](events.md).
 
 """
 
@@ -40,7 +41,7 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of a service."""
     none: Any = None  # handlers are described, not called
     routes = [each for each in build_app(ServiceConfig(), none, none, none).routes if isinstance(each, Route)]
-    described = [each for each in routes if each.path not in ("/", OPENAPI) and not each.path.startswith(DOCS)]
+    described = [each for each in routes if each.path not in (ROOT, OPENAPI) and not each.path.startswith((DOCS, PAGE))]
     return openapi.document(described)
 
 

@@ -8,6 +8,7 @@ import pytest
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.connection.link import Link
 from edgeflow_client.connection.outgoing import OutgoingMessages
+from edgeflow_client.errors import Aborted
 from edgeflow_client.pose import identity
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.session import ClientSession
@@ -65,6 +66,21 @@ def test_a_stream_that_ends_for_too_many_frames_is_replaced_and_logged_once(serv
         eventually(comes_back)
     (told,) = [each.message for each in caplog.records if "declared rate" in each.message]
     assert "RateKeeper" in told
+
+
+def test_a_session_that_an_operator_ended_is_not_replaced(serve, connect, eventually):
+    def ended(talk: Talk) -> None:
+        talk.open()
+        talk.act(next(talk.frames()))
+        raise Refuse(grpc.StatusCode.ABORTED, "an operator ended the session: lunch", edgeflow_reason="operator_ended")
+
+    server = serve(ended)
+    with connect(server) as client:
+        client.push(IMAGE)
+        eventually(lambda: client.latest().reason == "REFUSED")
+        with pytest.raises(Aborted, match="lunch"):
+            client.push(IMAGE)
+        assert server.streams == 1
 
 
 def test_a_service_that_no_longer_says_anything_is_given_up(serve, connect, eventually):

@@ -132,6 +132,48 @@ def test_a_worker_lost_lifts_no_stop():
     assert not watchdog.offer(action(clock, 2))
 
 
+def held_by_operator(waited_ms: int) -> tuple[ManualClock, Watchdog]:
+    """A robot that acted, was held by an operator for so long, and let go."""
+    clock, watchdog = interrupted(resume_ms=500)
+    watchdog.hear("held", "door open")
+    watchdog.halt(Command.HOLD, "OPERATOR_HOLD")
+    clock.advance_ns(waited_ms * MS)
+    held = watchdog.directive()
+    assert (held.reason, held.text, held.needs_reset) == ("OPERATOR_HOLD", "door open", False)
+    watchdog.hear("resumed", "")
+    return clock, watchdog
+
+
+@pytest.mark.parametrize(("waited_ms", "resumes"), [(499, True), (500, False)])
+def test_an_interruption_counts_once_the_operator_lets_go(waited_ms, resumes):
+    clock, watchdog = held_by_operator(60_000)
+    clock.advance_ns(waited_ms * MS)
+    assert watchdog.directive().needs_reset is not resumes
+    assert watchdog.offer(action(clock, 2)) is resumes
+    assert watchdog.directive().text == ("" if resumes else "door open")
+
+
+@pytest.mark.parametrize("reason", ["DISCONNECTED", "ACTION_TOO_OLD"])
+def test_an_operator_s_hold_excuses_nothing_after_it(reason):
+    clock, watchdog = interrupted(resume_ms=500)
+    watchdog.halt(Command.HOLD, "OPERATOR_HOLD")
+    clock.advance_ns(60_000 * MS)
+    watchdog.halt(Command.HOLD, reason)
+    assert not watchdog.directive().needs_reset and watchdog.directive().reason == reason
+    clock.advance_ns(500 * MS)
+    assert watchdog.directive().needs_reset
+
+
+def test_an_operator_s_hold_lifts_neither_stop_nor_a_long_interruption():
+    for command in (Command.STOP, Command.HOLD):
+        clock, watchdog = interrupted("DISCONNECTED", resume_ms=500)
+        watchdog.halt(command, "FAULT")
+        clock.advance_ns(500 * MS)
+        watchdog.halt(Command.HOLD, "OPERATOR_HOLD")
+        watchdog.hear("resumed", "")
+        assert watchdog.directive().needs_reset and not watchdog.offer(action(clock, 2))
+
+
 @pytest.mark.parametrize("silence_ms", [0, 1900])
 def test_a_new_instruction_does_not_excuse_an_interruption(silence_ms):
     for waited_ms, resumes in ((RESUME_MS - silence_ms - 1, True), (RESUME_MS - silence_ms, False)):

@@ -227,6 +227,8 @@ class Link:
             self._listener.stream_message(message)
 
     def _is_final(self, error: EdgeflowError) -> bool:
+        if getattr(error, "reason", "").upper() == Reason.OPERATOR_ENDED:
+            return True  # a person decided it, and another one has to begin again
         if self._opened:
             return False
         return error.code not in (_PASSING_LATER if self._ever_opened else _PASSING)

@@ -36,7 +36,6 @@ from edgeflow_client.pose import Pose
 from edgeflow_client.reasons import Reason
 from edgeflow_client.recording.recorder import (
     Recorder,
-    RecorderNews,
     RecorderSettings,
     check_recorder,
     wall_clock,
@@ -56,6 +55,7 @@ from edgeflow_client.recording.records import (
     RecordedOutcome,
     session_schema,
 )
+from edgeflow_client.recording.supervision import RecorderNews
 from edgeflow_client.rpc import control_pb2 as pb
 from edgeflow_client.trajectory import Arrived, ChunkReport, Playing
 from edgeflow_client.types import CameraSpec, Command, Disposition, Execution, Mode

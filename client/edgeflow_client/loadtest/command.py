@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import ConfigError, InvalidArgument
-from edgeflow_client.loadtest.chat import Beside, chat_summary, chatting, check_chat
+from edgeflow_client.loadtest.chat import Beside, chat_summary, chatting, check_chat, default_address
 from edgeflow_client.loadtest.chat_clients import ChatLoad
 from edgeflow_client.loadtest.results import Results, results_json, results_of, write_csv
 from edgeflow_client.loadtest.robots.frames import frames_for
@@ -28,6 +28,8 @@ from edgeflow_client.loadtest.terminal import table_console
 
 WINDOW_NS = 1_000_000_000
 LOOK_BACK = 2_000  # frames of a robot to search for the actions of the last second
+ON_THE_PAGE = "age.png is the latency of a robot, rate.png its rate, dispositions.png its outcomes"
+"""Pictures that the live page of the service shows too, as they happen."""
 
 
 class LiveView:
@@ -95,6 +97,9 @@ def loadtest_command(
     limits: see results.judge. chat: run beside the robots, after the same load without it.
     """
     folder = _prepare(out)
+    page = live_page(plan.address, credentials, chat)
+    if not as_json:
+        Console(stderr=True).print(f"live page: {page}, unless its HTTP port is another one", highlight=False)
     run, results = measured(plan, limits, credentials, Console(stderr=True), chat)
     if as_json:
         print(results_json(results))
@@ -102,6 +107,9 @@ def loadtest_command(
         print_results(results, table_console())
     if folder is not None:
         write_folder(folder, run, results)
+        if not as_json:
+            text = f"written: {folder}/report.json, frames.csv and pictures; on the live page: {ON_THE_PAGE}"
+            table_console().print(text, highlight=False, markup=False)
     return 0 if results.met else 1
 
 
@@ -138,6 +146,12 @@ def run_plan(
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+
+def live_page(address: str, credentials: Credentials, chat: ChatLoad | None = None) -> str:
+    """The address of the service's live page: its HTTP address where chat is asked, or else the default one."""
+    encrypted = credentials.ca is not None or credentials.cert is not None
+    return f"{chat.address if chat is not None else default_address(address, encrypted)}/"
 
 
 def write_folder(folder: Path, run: Measurement, results: Results) -> None:

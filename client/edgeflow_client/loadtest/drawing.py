@@ -1,56 +1,24 @@
-"""Everything that the project's plots share: one colour per thing, titles, intervals, limits, and what was not run.
+"""Everything that the project's plots share: titles, intervals, limits, and what was not run.
 
-Uses matplotlib without a display and without its global state.
+The colours are in palette.py. Uses matplotlib without a display and without its global state.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from edgeflow_client.loadtest.palette import INK
+
 Share: TypeAlias = tuple[float, float, float]
 """A share with the ends of its 95 % interval, 0 to 1."""
 
-# Okabe and Ito's colours and one of Tol's: any two differ for people with each kind of colour blindness.
-BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-SKY, PURPLE, WINE = "#56B4E9", "#CC79A7", "#882255"
-CYCLE: Final = (BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, WINE)
-GREY: Final = "#8A8A8A"
-INK: Final = "#222222"
-MODES: Final = {
-    "serial": BLUE,
-    "depth 2": SKY,
-    "depth 4": PURPLE,
-    "pipelined": VERMILION,
-    "speculative": GREEN,
-    "speculative, 1 bin": ORANGE,
-    "speculative, 1 pass": WINE,
-}
-FATES: Final = {
-    "acted": GREEN,
-    "superseded": SKY,
-    "rejected": VERMILION,
-    "dropped": PURPLE,
-    "unanswered": "#555555",
-}
-"""The dispositions of frames."""
 _DOTS_PER_INCH = 110
-
-
-def mode_colour(name: str) -> str:
-    """The colour of a mode; of its kind where the exact setting has none."""
-    return MODES.get(name) or MODES.get(re.split("[ ,]", name, maxsplit=1)[0], GREY)
-
-
-def colours(count: int) -> list[str]:
-    """Colours of things that only one plot shows."""
-    return [CYCLE[index % len(CYCLE)] for index in range(count)]
 
 
 def figure_of(width: float, height: float, title: str) -> Figure:
@@ -81,7 +49,7 @@ def share_bars(
     axes.errorbar(places, heights, yerr=errors, fmt="none", ecolor=INK, capsize=3, linewidth=1)
     for place, (share, _, high) in zip(places, shares, strict=True):
         axes.annotate(
-            f"{100 * share:.3g}", (place, 100 * high), (0, 3), textcoords="offset points", ha="center", fontsize=7
+            f"{100 * share:.3g}", (place, 100 * high), (0, 3), textcoords="offset points", ha="center", fontsize=8
         )
     axes.set_ylim(0, 112)
     axes.set_yticks(range(0, 101, 20))

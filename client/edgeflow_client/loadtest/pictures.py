@@ -1,7 +1,11 @@
-"""Plots of a load test as PNG files: age over time, its distribution, rate, and the fates of the frames."""
+"""Plots of a load test as PNG files: latency over time, its distribution, rate, and the fates of the frames.
+
+Latency is the age of an action on receipt.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,25 +13,18 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from edgeflow_client.loadtest.drawing import (
-    BLUE,
-    CYCLE,
-    FATES,
-    GREY,
-    INK,
-    colours,
-    figure_of,
-    limit_line,
-    save,
-)
+from edgeflow_client.loadtest.drawing import figure_of, limit_line, save
+from edgeflow_client.loadtest.palette import CYCLE, GREY, GROUND, INK, QUANTITIES, colours
 from edgeflow_client.loadtest.results import Check, Results
+from edgeflow_client.loadtest.robots.ledger import Fate
 from edgeflow_client.loadtest.robots.plan import Bursts, Fixed, LoadPlan, Ramp
 from edgeflow_client.loadtest.run import Measurement
 from edgeflow_client.loadtest.summary import received_of
 
 MAX_WINDOWS = 60
-PERCENTILES = (("p50", "o"), ("p90", "s"), ("p99", "D"))
-"""Those that are marked, with their markers."""
+PERCENTILES = (("p50", "o", "-"), ("p95", "s", "-."), ("p99", "D", ":"))
+"""Those that are marked, with their markers and lines."""
+LATENCY, LOWER = "latency, ms", "lower is better"
 
 
 def draw(folder: Path, run: Measurement, results: Results) -> None:
@@ -39,15 +36,29 @@ def draw(folder: Path, run: Measurement, results: Results) -> None:
 
 
 def draw_ages(path: Path, run: Measurement, results: Results) -> None:
-    """Plot the age of each action over time, and the limits asked for."""
+    """Plot the age of each action over time, with its percentiles, HOLD and STOP, and the limits asked for."""
     many = len(run.ledgers) > len(CYCLE)
-    robots = [BLUE] * len(run.ledgers) if many else colours(len(run.ledgers))
-    with _axes(path, "Age of each action", run, "time, s", "age on receipt, ms") as axes:
+    robots = [QUANTITIES["latency"]] * len(run.ledgers) if many else colours(len(run.ledgers))
+    with _axes(path, f"Latency of each action ({LOWER})", run, "time, s", LATENCY) as axes:
         for colour, ledger in zip(robots, run.ledgers, strict=True):
             frames = received_of(run, ledger)
             seconds = [(frame.received_ns - run.begin_ns) / 1e9 for frame in frames]
             label = None if many else f"robot {ledger.robot}"
-            axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=3, label=label)
+            axes.plot(seconds, [frame.age_ns / 1e6 for frame in frames], ".", color=colour, markersize=4, label=label)
+        for name, _, line in PERCENTILES:
+            age = getattr(results.total.age_ms, name)
+            if math.isfinite(age):
+                axes.axhline(age, color=GREY, linestyle=line, linewidth=1, zorder=1, label=f"{name}: {age:.1f} ms")
+        for kind in ("hold", "stop"):
+            happened = [each for ledger in run.ledgers for each in ledger.happenings if each.kind == kind]
+            instants = [each.at_ns for each in happened if run.begin_ns <= each.at_ns < run.end_ns]
+            if instants:
+                places = [(instant - run.begin_ns) / 1e9 for instant in instants]
+                axes.plot(
+                    places, [0.93] * len(places), "v", color=QUANTITIES[kind], transform=axes.get_xaxis_transform(),
+                    label=f"{kind.upper()}: {len(places)}",
+                )  # fmt: skip
+        axes.set_xlim(0, _edges(run)[-1])
         for check in _age_limits(results):
             limit_line(axes, check.limit, _asked(check))
 
@@ -55,11 +66,11 @@ def draw_ages(path: Path, run: Measurement, results: Results) -> None:
 def draw_distribution(path: Path, run: Measurement, results: Results) -> None:
     """Plot the cumulative distribution of the ages, with its percentiles and the limits asked for."""
     ages = np.sort([frame.age_ns / 1e6 for ledger in run.ledgers for frame in received_of(run, ledger)])
-    with _axes(path, "Distribution of the ages", run, "age on receipt, ms", "actions, %") as axes:
+    with _axes(path, f"Distribution of the latency ({LOWER}: further left)", run, LATENCY, "actions, %") as axes:
         axes.set_ylim(0, 102)
         if ages.size:
-            axes.step(ages, 100 * (np.arange(ages.size) + 1) / ages.size, where="post", color=BLUE)
-            for name, marker in PERCENTILES:
+            axes.step(ages, 100 * (np.arange(ages.size) + 1) / ages.size, where="post", color=QUANTITIES["latency"])
+            for name, marker, _ in PERCENTILES:
                 age = getattr(results.total.age_ms, name)
                 axes.plot([age], [float(name[1:])], marker, color=INK, markersize=5, label=f"{name}: {age:.1f} ms")
         axes.set_xlim(left=0)
@@ -72,10 +83,15 @@ def draw_rates(path: Path, run: Measurement, results: Results) -> None:
     edges, robots = _edges(run), len(run.ledgers)
     offered = [frame.scheduled_ns for ledger in run.ledgers for frame in ledger.frames]
     acted = [frame.received_ns for ledger in run.ledgers for frame in received_of(run, ledger)]
-    with _axes(path, "Rate", run, "time, s", "frames per second and robot") as axes:
-        for name, instants, colour in (("offered", offered, GREY), ("acted", acted, FATES["acted"])):
+    with _axes(path, "Rate (higher is better)", run, "time, s", "frames per second and robot") as axes:
+        highest = 1.0
+        for name, instants, colour in (("offered", offered, GREY), ("acted", acted, QUANTITIES["rate"])):
             counts, _ = np.histogram((np.array(instants, np.float64) - run.begin_ns) / 1e9, edges)
-            axes.stairs(counts / np.diff(edges) / robots, edges, baseline=None, color=colour, label=name)
+            rates = counts / np.diff(edges) / robots
+            axes.stairs(rates, edges, baseline=None, color=colour, linewidth=1.6, label=name)
+            highest = max(highest, rates.max())
+        axes.set_xlim(0, edges[-1])
+        axes.set_ylim(top=1.1 * highest)
         for check in results.checks:
             if check.name == "min-fps":
                 limit_line(axes, check.limit, f"asked: at least {check.limit:g} for each robot")
@@ -87,14 +103,15 @@ def draw_dispositions(path: Path, run: Measurement) -> None:
     frames = [frame for ledger in run.ledgers for frame in ledger.frames]
     below = np.zeros(len(edges) - 1)
     with _axes(path, "What became of the frames", run, "time when due, s", "frames") as axes:
-        for fate, colour in FATES.items():
-            due = np.array([frame.scheduled_ns for frame in frames if frame.fate.value == fate], np.float64)
+        for fate in Fate:
+            due = np.array([frame.scheduled_ns for frame in frames if frame.fate is fate], np.float64)
             counts, _ = np.histogram((due - run.begin_ns) / 1e9, edges)
             axes.bar(
-                edges[:-1], counts, np.diff(edges), bottom=below, align="edge", color=colour,
-                label=f"{fate}: {counts.sum()}",
+                edges[:-1], counts, np.diff(edges), bottom=below, align="edge", edgecolor=GROUND, linewidth=0.5,
+                color=QUANTITIES[fate.value], label=f"{fate.value}: {counts.sum()}",
             )  # fmt: skip
             below = below + counts
+        axes.set_xlim(0, edges[-1])
         axes.set_ylim(top=1.05 * max(below.max(), 1))
 
 

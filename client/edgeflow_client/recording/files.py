@@ -15,9 +15,10 @@ from foxglove.mcap import MCAPCompression, MCAPWriteOptions
 
 from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.files import open_regular
-from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
+from edgeflow_client.recording.recorder import RecorderSettings
 from edgeflow_client.recording.records import FACTS, FORMAT
 from edgeflow_client.recording.runs import file_name, recorded_files
+from edgeflow_client.recording.supervision import RecorderNews
 
 RETRY_NS = 5_000_000_000
 ROOM_NS = 2_000_000_000  # between looks at the directory

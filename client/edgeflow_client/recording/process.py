@@ -8,13 +8,8 @@ standard output has a line of JSON for each piece of news.
 from __future__ import annotations
 
 import contextlib
-import os
-import resource
-import select
-import signal
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import foxglove
@@ -24,15 +19,13 @@ from foxglove.websocket import WebSocketServer
 from edgeflow_client.recording.files import RecordingFiles
 from edgeflow_client.recording.foxglove_messages import SessionMessages
 from edgeflow_client.recording.kept import KeptRecords
-from edgeflow_client.recording.recorder import ENDED, RecorderJob, RecorderNews
+from edgeflow_client.recording.recorder import RecorderJob
 from edgeflow_client.recording.records import DECODER, NUMBER, TOPIC
 from edgeflow_client.recording.ring import RecordRing
+from edgeflow_client.recording.supervision import READ_S, RecorderNews, run_reader, tell
 
-LOOK_S = 0.02
 FLUSH_S = 0.5
 DRAIN_S = 2.0  # at the end, for producers that still write
-NICENESS = 10
-OOM_SCORE = 1000  # killed first when memory runs out: the next process finds the records in their rings
 MOST_CHANNELS = 30_000  # made while a file is written: MCAP numbers those of a file with 16 bits
 BACKLOG = 64  # messages that wait for a slow viewer, images among them
 LOOPBACK = "127.0.0.1"
@@ -97,7 +90,7 @@ class RecorderProcess:
         until, idle = time.monotonic() + DRAIN_S, 0
         while idle < 2 and time.monotonic() < until:  # a look takes what the one before saw
             idle = 0 if self.step() else idle + 1
-            time.sleep(LOOK_S if idle else 0)
+            time.sleep(READ_S if idle else 0)
         self._closing = True
         self.flush()
         if self._files is not None:
@@ -160,35 +153,10 @@ def _channel(topic: str, schema: bytes, context: foxglove.Context) -> foxglove.C
     return foxglove.Channel(topic, schema=described, message_encoding="json", context=context)
 
 
-def tell(news: RecorderNews) -> None:
-    """Write news to standard output; nobody waits for a reader."""
-    with contextlib.suppress(OSError):
-        os.write(1, msgspec.json.encode(news) + b"\n")
-
-
 def main() -> int:
     """Record until the parent says or dies."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # its parent ends it
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain frames
-    os.set_blocking(1, False)
-    with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # its parent may have a real-time priority
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE))
     foxglove.set_log_level("CRITICAL")
-    descriptor = int(sys.argv[1])
-    job = msgspec.json.decode(os.pread(descriptor, os.fstat(descriptor).st_size, 0), type=RecorderJob)
-    try:
-        recorder = RecorderProcess(job)
-        while os.getppid() == job.parent and not select.select([0], [], [], LOOK_S)[0]:
-            recorder.step()
-        recorder.close()
-    except Exception as error:  # the parent starts another process
-        tell(RecorderNews(ENDED, f"failed: {type(error).__name__}: {error}"))
-        return 1
-    return 0
+    return run_reader(RecorderJob, RecorderProcess)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,9 @@ class RecordedOpening(SessionRecord, frozen=True, kw_only=True, tag="opened"):
     execution: Execution | None = None
     schema: ActionSchema | None = None
     """The meaning of its actions."""
+    traceparent: Text = ""
+    tracestate: Text = ""
+    """The W3C trace context that its robot sent, as it came; empty unless the service is traced."""
 
 
 class RecordedObservation(SessionRecord, frozen=True, kw_only=True, tag="frame"):
@@ -89,6 +92,21 @@ class RecordedObservation(SessionRecord, frozen=True, kw_only=True, tag="frame")
     resting: bool = False
     pose: Values = ()
     """Pose of the tool at capture: `[7]`, x, y, z in metres and a unit quaternion w, x, y, z; only robots record it."""
+    waited_ns: Count = 0
+    """Time since it arrived on the service's machine, where another process read it."""
+
+
+class RecordedPass(Struct, frozen=True, array_like=True, gc=False):
+    """A pass of a frame: a list of these numbers."""
+
+    start_ns: Count
+    end_ns: Count
+    """Both since the frame was received."""
+    steps: Count = 1
+    """Passes of the frame's program that it took."""
+    prefills: Count = 0
+    decodes: Count = 0
+    """Prefills and decode rows of all frames in the pass."""
 
 
 class RecordedAnswer(SessionRecord, frozen=True, kw_only=True, tag="answer"):
@@ -118,6 +136,10 @@ class RecordedAnswer(SessionRecord, frozen=True, kw_only=True, tag="answer"):
     rows: Count = 0
     rate_percent: Count = 100
     from_arrival: bool = False
+    decoding_ns: Count = 0
+    """From receiving the frame to the start of its decoding."""
+    spans: tuple[RecordedPass, ...] = ()
+    """Its passes; empty in the recording of a robot."""
 
 
 class RecordedHold(SessionRecord, frozen=True, kw_only=True, tag="hold"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edgeflow.config.sections import TrajectoryConfig
-from edgeflow.contract import Chunk, Pace
+from edgeflow.contract import Chunk
 from edgeflow.engine.control.continuity import Continuity
 from edgeflow.engine.control.engine import PassEngine
 from edgeflow.engine.control.history import SessionHistory, state_of
@@ -20,6 +20,7 @@ from edgeflow.engine.control.records import (
     Answer,
     Begun,
     FrameRecord,
+    PassTimer,
     SessionParameters,
     SteadyTokens,
     departed,
@@ -30,6 +31,7 @@ from edgeflow.engine.executor import Running
 from edgeflow.engine.flow.frames import Previous
 from edgeflow.engine.policy import Vectors
 from edgeflow.ipc.messages import (
+    ChangePace,
     CloseSession,
     FrameResult,
     Message,
@@ -56,7 +58,7 @@ KEPT_FRAMES = 1024  # likewise, of those that drafted
 
 
 class ControlLoop:
-    """The robots' sessions on one engine. The worker's loop launches and commits its passes."""
+    """The robots' sessions on one engine, whose passes the worker's loop launches. timed: answers bring their times."""
 
     def __init__(
         self,
@@ -68,6 +70,7 @@ class ControlLoop:
         default_unnorm_key: str,
         pacer: Pacer | None,
         trajectory: TrajectoryConfig | None = None,
+        timed: bool = False,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -80,6 +83,7 @@ class ControlLoop:
         self._sessions = count(1)  # as policies with state per session count them
         self._waiting: dict[FrameRef, SubmitFrame] = {}
         self._records: dict[FrameRef, FrameRecord] = {}
+        self._timer = PassTimer(self._records) if timed else None
         self._answers = engine.answers()
         self._passes: deque[PassSample] = deque(maxlen=KEPT_PASSES)
         self._verification: deque[VerificationSample] = deque(maxlen=KEPT_FRAMES)
@@ -96,6 +100,8 @@ class ControlLoop:
         """Wait for a pass, and publish the actions that it finished; returns its time."""
         planned = running.ticket.planned
         outcomes = self._engine.collect(running.ticket)
+        if self._timer is not None:
+            self._timer.collected(running, self._clock.now_ns())
         self._answers.add(outcomes)
         left = self._scheduler.commit(planned.number, outcomes, self._clock.now_ns())
         self._leave([departure for departure in left if departure.reason is not Leaving.DONE])
@@ -151,13 +157,12 @@ class ControlLoop:
             self._rows(message.instruction)
             schema = self._engine.policy.action_schema(key)
             program = self._engine.policy.program(key)
-            period_ns = message.period_ns
-            turns = TokenBucket.of_period(period_ns, self._clock.now_ns()) if period_ns else None
+            now_ns, period_ns = self._clock.now_ns(), message.period_ns
+            turns = TokenBucket.of_period(period_ns, now_ns) if period_ns else None
             self._scheduler.open(message.session, message.epoch, message.pace, program, turns)
         except RequestError as error:
             self._publish(SessionRejected(message.session, error.code, error.text, error.field, error.reason))
             return False
-        trajectory = Trajectory(self._trajectory, schema, self._engine.policy.inputs)
         self._opened[message.session] = SessionParameters(
             unnorm_key=key,
             schema=schema,
@@ -166,7 +171,7 @@ class ControlLoop:
             patience_ns=message.patience_ns,
             steady=SteadyTokens(self._engine.near[: program.passes]),
             rtc=message.continues and self._engine.policy.rtc is not None,
-            trajectory=trajectory,
+            trajectory=Trajectory(self._trajectory, schema, self._engine.policy.inputs),
             chunks=Continuity(round(schema.step_ms * 1e6)) if schema.horizon > 1 else None,
             history=SessionHistory(self._engine.policy, self._sessions),
         )
@@ -189,9 +194,11 @@ class ControlLoop:
         if opened is not None:
             opened.history.end()
 
-    def change_pace(self, session: int, pace: Pace) -> None:
-        """Change the pace from the session's next frame on."""
-        self._scheduler.change_pace(session, pace)
+    def change_pace(self, message: ChangePace) -> None:
+        """Change the pace, and how old frames with drafts may get, from the session's next frame on."""
+        self._scheduler.change_pace(message.session, message.pace)
+        if (opened := self._opened.get(message.session)) is not None:
+            self._opened[message.session] = replace(opened, patience_ns=message.patience_ns)
 
     def supersede(self, frames: Sequence[SubmitFrame]) -> None:
         """Report frames that newer ones replaced before the loop saw them, or that are only part of a history."""
@@ -218,10 +225,8 @@ class ControlLoop:
         deadline_ns = arrived_ns + (opened.deadline_ns if opened else 0)
         patience_ns = opened.patience_ns if opened else 0
         expires_ns = arrived_ns - message.waited_ns + patience_ns if patience_ns else 0
-        frame = Frame(ref, rows, deadline_ns, expires_ns)
-        if message.turn_wait_ns:
-            frame = replace(frame, waits_until_ns=arrived_ns + message.turn_wait_ns)
-        self._leave(self._scheduler.offer(frame))
+        waits_until_ns = arrived_ns + message.turn_wait_ns if message.turn_wait_ns else 0
+        self._leave(self._scheduler.offer(Frame(ref, rows, deadline_ns, expires_ns, waits_until_ns)))
 
     def _check_unnorm_key(self, key: str | None) -> None:
         known = self._engine.policy.unnorm_keys
@@ -327,8 +332,9 @@ class ControlLoop:
             if values is not None:
                 values = self._engine.as_sent(values[chosen.index], chosen.actions)
             opened.chunks.keep(record.message, chosen.actions, values, report)
+        result = FrameResult if self._timer is None else self._timer.result(record)
         self._publish(
-            FrameResult(
+            result(
                 session=ref.session,
                 epoch=ref.epoch,
                 seq=ref.seq,

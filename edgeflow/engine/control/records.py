@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,8 @@ from edgeflow.contract import StageProgram
 from edgeflow.engine.control.continuity import Continuity, ExecutedRows
 from edgeflow.engine.control.history import SessionHistory
 from edgeflow.engine.control.trajectory import Trajectory
-from edgeflow.engine.executor import Stamp
-from edgeflow.ipc.messages import FrameDropped, SubmitFrame
+from edgeflow.engine.executor import Running, Stamp
+from edgeflow.ipc.messages import FrameDropped, FrameResult, PassSpan, SubmitFrame, TimedFrameResult
 from edgeflow.scheduler.plan import FrameRef, Leaving, Outcome
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
@@ -70,6 +71,37 @@ class FrameRecord:
     """Seam between `plan` and the answer; without a plan, the reason."""
     is_continued: bool = False
     """True when the answer continues `plan`."""
+    spans: tuple[PassSpan, ...] = ()
+    """Its passes so far, noted by a PassTimer."""
+
+
+class PassTimer:
+    """Notes the time of each pass in the records of its frames. records: those of the frames in flight."""
+
+    def __init__(self, records: Mapping[FrameRef, FrameRecord]) -> None:
+        self._records = records
+        self._ended_ns = 0
+
+    def collected(self, running: Running[FrameRef], now_ns: int) -> None:
+        """A pass was collected just now."""
+        planned = running.ticket.planned
+        prefills, decodes, _ = planned.shape
+        since_ns = max(running.turn_ns, self._ended_ns)
+        for segment in planned.segments:
+            if (record := self._records.get(segment.sequence)) is not None:
+                span = PassSpan(
+                    start_ns=max(since_ns, record.started_ns),
+                    end_ns=now_ns,
+                    steps=segment.passes,
+                    prefills=prefills,
+                    decodes=decodes,
+                )
+                record.spans = (*record.spans, span)
+        self._ended_ns = now_ns
+
+    def result(self, record: FrameRecord) -> Callable[..., FrameResult]:
+        """Makes the answer to a frame that is done."""
+        return partial(TimedFrameResult, spans=list(record.spans))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +23,7 @@ from edgeflow.commands.options import (
     number,
 )
 from edgeflow.config.devices import PROFILE_HELP
+from edgeflow.ipc.parent_death import follow_parent
 from edgeflow.lab.commands.options import (
     AGE_HELP,
     DEPTH_HELP,
@@ -28,7 +32,12 @@ from edgeflow.lab.commands.options import (
     TOLERANCE_HELP,
     OptionalEmbedded,
 )
+from edgeflow_client.loadtest.terminal import run as run_command
 from edgeflow_client.types import MOST_TOLERANCE_BINS
+
+STDOUT, STDERR = 1, 2
+NICENESS = 10
+MOST_EPISODES = 1_000_000  # the operator ends it
 
 
 def robot(
@@ -74,6 +83,19 @@ def robot(
     raise typer.Exit(robot_command(address, plan, credentials, as_json))
 
 
+def run() -> None:
+    """The process of the robot that a service starts for an operator (service/children/simulated_robot.py).
+
+    Arguments: the service's gRPC address and process id, and the descriptor that it writes its output to.
+    """
+    address, parent, output = sys.argv[1:]
+    for descriptor in (STDOUT, STDERR):
+        os.dup2(int(output), descriptor)
+    follow_parent(int(parent))
+    os.nice(NICENESS)
+    run_command(partial(robot, address, episodes=MOST_EPISODES), "edgeflow robot", doctor="edgeflow doctor")
+
+
 def demo(
     seconds: Annotated[float, number("Seconds per mode; an episode that has begun is finished.", 1)] = 45.0,
     speed: Annotated[float, number("Speed of the objects in cm/s, up to 20; 0: still.", 0, 20)] = 5.0,
@@ -86,6 +108,9 @@ def demo(
     ] = "",
     policy: OptionalEmbedded = None,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for the report.")] = Path("demo-report"),
+    show_page: Annotated[
+        bool, typer.Option("--open", help="Open the live page of its service in the browser while it runs.")
+    ] = False,
 ) -> None:
     """Serve a policy and compare its modes with the simulated robot.
 
@@ -97,4 +122,4 @@ def demo(
 
     like = EMBEDDED_POLICIES[policy] if policy else ""
     served = model or like or EMBEDDED_POLICIES["tokens"]
-    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like))
+    raise typer.Exit(demo_command(seconds, speed / 100, profile, served, out, like=like, show_page=show_page))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+import typer
 from rich.console import Console
 from rich.live import Live
 
@@ -28,6 +31,7 @@ from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Mode
 
 _LINE_EVERY_S: Final = 5.0
+ON_THE_PAGE: Final = "the live page shows series.png as rate and latency of the robot, and frames-*.png as its camera"
 
 
 def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json: bool) -> int:
@@ -44,7 +48,16 @@ def robot_command(address: str, plan: RunPlan, credentials: Credentials, as_json
     return 0
 
 
-def demo_command(seconds: float, object_speed: float, profile: str, model: str, out: Path, *, like: str = "") -> int:
+def demo_command(
+    seconds: float,
+    object_speed: float,
+    profile: str,
+    model: str,
+    out: Path,
+    *,
+    like: str = "",
+    show_page: bool = False,
+) -> int:
     """Serve a policy, run each mode of its family, compare them and write the report.
 
     seconds: per mode.
@@ -56,6 +69,8 @@ def demo_command(seconds: float, object_speed: float, profile: str, model: str, 
     model: the policy's name or directory.
 
     like: an embedded policy whose modes the policy must have; "" for any.
+
+    show_page: open the service's live page in the browser.
     """
     modes = _family(model, like).modes
     console = table_console()
@@ -66,6 +81,9 @@ def demo_command(seconds: float, object_speed: float, profile: str, model: str, 
         console.print(
             f"service ready at {address}; {seconds:.0f} s per mode, camera {frame_hz:.0f} Hz", highlight=False
         )
+        console.print(f"live page while it runs: {service.page}", highlight=False)
+        if show_page:
+            open_page(service.page, console)
         runs: list[RobotRun] = []
         with RunView(console, modes, "simulated robot") as show:
             for mode in modes:
@@ -77,8 +95,17 @@ def demo_command(seconds: float, object_speed: float, profile: str, model: str, 
     console.print(result_table(runs, f"{runs[0].model}, {objects_at(object_speed)}, device profile {profile}"))
     console.print(sentence, highlight=False)
     write_folder(out, runs, conditions(runs[0], profile), sentence)
-    console.print(f"written: {out}/report.json, {out}/modes.png and further plots", highlight=False)
+    console.print(f"written: {out}/report.json, {out}/modes.png and further plots; {ON_THE_PAGE}", highlight=False)
     return 0
+
+
+def open_page(page: str, console: Console) -> None:
+    """Open a page in the browser, if there is a display to show it on."""
+    variables = ("DISPLAY", "WAYLAND_DISPLAY")
+    if sys.platform == "linux" and not any(os.environ.get(each) for each in variables):
+        console.print("there is no display here: open that address in a browser of this machine", highlight=False)
+    else:
+        typer.launch(page)
 
 
 def _family(model: str, like: str) -> Family:

@@ -35,7 +35,8 @@ from edgeflow.scheduler.pace import auto_pace, pace_of
 from edgeflow.worker.build import BuiltEngine, build_engine
 from edgeflow.worker.calibrate import calibrate
 from edgeflow_client.errors import ConfigError
-from edgeflow_client.loadtest.drawing import INK, figure_of, mode_colour, save
+from edgeflow_client.loadtest.drawing import figure_of, save
+from edgeflow_client.loadtest.palette import INK, mode_colour
 from edgeflow_client.loadtest.results import finite
 from edgeflow_client.loadtest.terminal import FoldingTable, table_console
 from edgeflow_client.types import Execution, Mode

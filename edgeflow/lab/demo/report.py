@@ -12,10 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 from matplotlib.patches import FancyArrowPatch
+from matplotlib.ticker import MaxNLocator
 
 from edgeflow.lab.demo.recording import CommandedFrame, ModeResult, Series, TimeSeries
 from edgeflow.lab.demo.robot_run import RobotRun
-from edgeflow_client.loadtest.drawing import figure_of, mode_colour, save, share_bars
+from edgeflow_client.loadtest.drawing import figure_of, save, share_bars
+from edgeflow_client.loadtest.palette import INK, mode_colour
 from edgeflow_client.loadtest.results import json_text
 from edgeflow_client.loadtest.terminal import FoldingTable
 
@@ -123,10 +125,14 @@ def plot_modes(path: Path, runs: Sequence[RobotRun], title: str) -> None:
     panels: tuple[tuple[str, Callable[[RobotRun], float]], ...] = (
         ("tasks finished ↑", lambda run: run.successes),
         ("actions per second ↑", lambda run: run.summary.fps),
-        ("median age, ms ↓", lambda run: run.summary.age_ms.p50),
+        ("latency p50, p99, ms ↓", lambda run: run.summary.age_ms.p50),
         ("passes per action", mean_passes),
     )
-    figure = figure_of(13.0, 3.6, f"{title}\n↑: more is better; ↓: less is better; line on success: 95 % interval")
+    figure = figure_of(
+        13.0,
+        3.6,
+        f"{title}\n↑: more is better; ↓: less is better; line on success: 95 % interval",
+    )
     names, colours = [run.mode.value for run in runs], [mode_colour(run.mode.value) for run in runs]
     success, *others = figure.subplots(1, len(panels) + 1)
     tried = [(place, mode_result(run).success) for place, run in enumerate(runs) if run.outcomes]
@@ -142,8 +148,10 @@ def plot_modes(path: Path, runs: Sequence[RobotRun], title: str) -> None:
         values = [value_of(run) for run in runs]
         axes.bar(range(len(runs)), np.nan_to_num(values), 0.6, color=colours)
         for place, value in enumerate(values):
-            _above(axes, place, value)
+            highest = runs[place].summary.age_ms.p99 if label.startswith("latency") else value
+            _above(axes, place, value, highest)
         axes.margins(y=0.15)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(label, fontsize=10)
     for axes in (success, *others):
         axes.set_xticks(range(len(runs)), names, rotation=20)
@@ -151,23 +159,28 @@ def plot_modes(path: Path, runs: Sequence[RobotRun], title: str) -> None:
     save(figure, path)
 
 
-def _above(axes: Any, place: int, value: float) -> None:
-    text, height = (f"{value:.3g}", value) if math.isfinite(value) else ("none", 0.0)
-    axes.annotate(text, (place, height), (0, 2), textcoords="offset points", ha="center", fontsize=9)
+def _above(axes: Any, place: int, value: float, highest: float) -> None:
+    """Write a value above its bar; with a line from there to a higher one, which follows it in the text."""
+    text = f"{value:.3g}" if math.isfinite(value) else "none"
+    if highest > value:
+        axes.errorbar(place, value, yerr=[[0], [highest - value]], color=INK, capsize=3, linewidth=1)
+        text += f", {highest:.3g}"
+    height = highest if math.isfinite(value) else 0.0
+    axes.annotate(text, (place, height), (0, 3), textcoords="offset points", ha="center", fontsize=9)
 
 
 def plot_series(path: Path, series: Mapping[str, TimeSeries], title: str) -> None:
-    """Plot rate and age over the recorded time; one line per mode."""
+    """Plot rate and latency over the recorded time; one line per mode."""
     figure = figure_of(9.0, 5.4, f"{title}\nThe rate dips where an episode begins and awaits its first action")
     rate, age = figure.subplots(2, 1, sharex=True)
     for mode, run in series.items():
         rate.plot(run.seconds, run.fps, color=mode_colour(mode), label=mode)
         age.plot(run.seconds, run.age_ms, color=mode_colour(mode))
-    rate.set_ylabel("actions per second")
-    age.set_ylabel("median age, ms")
+    rate.set_ylabel("actions per second\n(higher is better)")
+    age.set_ylabel("median latency, ms\n(lower is better)")
     age.set_xlabel("time, s")
     for axes in (rate, age):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * axes.get_ylim()[1])
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(series))
     save(figure, path)
@@ -175,7 +188,7 @@ def plot_series(path: Path, series: Mapping[str, TimeSeries], title: str) -> Non
 
 def plot_ages(path: Path, ages_ms: Mapping[str, Series], title: str) -> None:
     """Plot a histogram of the ages of all actions; one colour per mode."""
-    figure = figure_of(9.0, 4.0, f"Ages of all actions: {title}")
+    figure = figure_of(9.0, 4.0, f"{title}\nLatency of all actions (lower is better: further left)")
     axes = figure.subplots()
     everything = np.concatenate([np.zeros(1), *ages_ms.values()])
     edges = np.linspace(0.0, max(float(np.percentile(everything, 99.5)), 1.0), 60)
@@ -185,8 +198,9 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series], title: str) -> None:
         axes.hist(
             ages, bins=edges.tolist(), histtype="stepfilled", facecolor=(colour, 0.4), edgecolor=colour, label=label
         )
-    axes.set_xlabel("age of an action when it arrived, ms")
+    axes.set_xlabel("latency: age of an action when it arrived, ms")
     axes.set_ylabel("actions")
+    axes.set_xlim(left=0)
     figure.legend(loc="outside lower center", ncols=len(ages_ms))
     save(figure, path)
 
@@ -194,7 +208,7 @@ def plot_ages(path: Path, ages_ms: Mapping[str, Series], title: str) -> None:
 def plot_strip(path: Path, snapshots: Sequence[CommandedFrame], title: str) -> None:
     """Draw camera frames side by side; the arrow is the commanded shift, one image width per 0.3 m."""
     legend = "Wrist camera, by time in the episode; arrow: the displacement commanded, a picture is 0.3 m wide"
-    figure = figure_of(1.9 * max(len(snapshots), 5), 3.4, f"{title}\n{legend}")
+    figure = figure_of(1.9 * max(len(snapshots), 5), 3.1, f"{title}\n{legend}")
     for index, snapshot in enumerate(snapshots):
         axes = figure.add_subplot(1, len(snapshots), index + 1)
         height, width, _ = snapshot.image.shape

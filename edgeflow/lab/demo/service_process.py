@@ -33,6 +33,8 @@ class ServiceProcess:
         self._ready_file = Path(self._folder.name) / "ready.json"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
+        self.page = ""
+        """Address of the live page, once the service has started."""
 
     def __enter__(self) -> ServiceProcess:
         return self
@@ -42,9 +44,9 @@ class ServiceProcess:
 
         on_progress: called with (step, done, total).
         """
-        ports = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0")
+        free = ("--grpc-port", "0", "--http-port", "0", "--health-port", "0", "--robots-port", "0")
         output = ("--ready-file", str(self._ready_file), "--json")
-        command = [sys.executable, "-m", "edgeflow.cli", "serve", *ports, *output, *self._options]
+        command = [sys.executable, "-m", "edgeflow.cli", "serve", *free, *output, *self._options]
         with self._errors.open("w") as errors:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._process = process
@@ -52,7 +54,9 @@ class ServiceProcess:
             target=_read, args=(process.stdout, on_progress), name="service-output", daemon=True
         )
         self._reader.start()
-        return f"127.0.0.1:{self._wait_ready(process)}"
+        ports = self._wait_ready(process)
+        self.page = f"http://127.0.0.1:{ports['http']}/"
+        return f"127.0.0.1:{ports['grpc']}"
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -75,13 +79,14 @@ class ServiceProcess:
             process.kill()
             return process.wait()
 
-    def _wait_ready(self, process: subprocess.Popen[str]) -> int:
+    def _wait_ready(self, process: subprocess.Popen[str]) -> dict[str, int]:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if process.poll() is not None:
                 raise StartError(self._last_error() or f"the service ended with exit code {process.returncode}")
             if self._ready_file.exists() and (text := self._ready_file.read_text()):
-                return int(json.loads(text)["grpc"])
+                ports: dict[str, int] = json.loads(text)
+                return ports
             time.sleep(0.05)
         raise StartError(f"the service was not ready within {START_S:g} s")
 

@@ -9,7 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from edgeflow.lab.recordings.compare import ComparedSession
-from edgeflow_client.loadtest.drawing import BLUE, GREY, VERMILION, figure_of, save
+from edgeflow_client.loadtest.drawing import figure_of, save
+from edgeflow_client.loadtest.palette import BLUE, GREY, VERMILION
 from edgeflow_client.types import ActionSchema
 
 MOST_SESSIONS, MOST_DIMENSIONS = 4, 16

@@ -20,6 +20,7 @@ from edgeflow.service.children.messages import (
     ChildMessage,
     Heartbeat,
     LogEvent,
+    Operated,
     RobotActed,
     Serving,
     ToChild,
@@ -90,7 +91,7 @@ class ControlLink:
         except DescriptorsLackingError as lack:
             if isinstance(lack.message, MUST_TAKE):
                 self._give_up(lack)
-            elif isinstance(lack.message, ActDone | RobotActed):
+            elif isinstance(lack.message, ActDone | Operated | RobotActed):
                 self._pass_on(lack.message, [])  # so that its client gets an error instead of a timeout
         except EOFError:
             self._give_up(None)

@@ -5,7 +5,7 @@ Bulk data crosses as sealed memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from edgeflow.contract import PolicyInputs
@@ -110,6 +110,19 @@ class ActRejected:
     reason: str
     retry_after_ms: int = 0
     """0 = none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operated:
+    """Control → gateway: the answer to Operate. Sealed, unless it is rejected: the answer as JSON."""
+
+    request: int
+    code: str = ""
+    """A gRPC status name where it is rejected, with `text`, `field` and `reason` as in ActRejected."""
+    text: str = ""
+    field: str = ""
+    reason: str = ""
+    retry_after_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +239,25 @@ class ActCancel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Operate:
+    """Gateway → control: an operator asks for something; answered by Operated."""
+
+    request: int
+    action: str
+    """list, hold, resume, instruct, mode or end; robot, start-robot or stop-robot for the simulated one."""
+    caller: Caller
+    session: int = 0
+    text: str = ""
+    """The reason of a hold or an end, or an instruction."""
+    mode: str = ""
+    depth: int = 0
+    tolerance_bins: int = 0
+    max_passes: int = 0
+    token: str = field(default="", repr=False)
+    """start-robot: the operator's token, which the robot shows; "" where none is required."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
     """Gateway → control, at each change and once per second while pages are open: send batches of what happens."""
 
@@ -292,6 +324,7 @@ ToChild: TypeAlias = (
     | SavedState
     | ActDone
     | ActRejected
+    | Operated
     | Watched
     | RobotOpened
     | RobotActed
@@ -308,6 +341,7 @@ FromChild: TypeAlias = (
     | MetricsSnapshot
     | Act
     | ActCancel
+    | Operate
     | Watch
     | FromRobots
 )

@@ -22,6 +22,7 @@ from edgeflow.service.children.messages import (
     MetricsSnapshot,
     Models,
     ObserveRobot,
+    Operate,
     RequestSocket,
     SavedState,
     SaveState,
@@ -30,6 +31,7 @@ from edgeflow.service.children.messages import (
     Watch,
     no_room,
 )
+from edgeflow.service.children.operators import SessionOperators
 from edgeflow.service.children.robots import RobotSessions
 from edgeflow.service.children.single_actions import SingleActions
 from edgeflow.service.children.start import CHAT, GATEWAY, ROBOTS
@@ -63,6 +65,7 @@ class ChildProcesses:
         *,
         actions: Callable[[], SingleActions],
         robots: RobotSessions,
+        operators: SessionOperators,
         watching: PageWatch,
         health: Health,
         tokens: TokensFile,
@@ -75,6 +78,7 @@ class ChildProcesses:
     ) -> None:
         self._actions = {name: actions() for name in (GATEWAY, ROBOTS)}
         self._robots = robots
+        self._operators = operators
         self._watching = watching
         self._health = health
         self._tokens = tokens
@@ -105,6 +109,7 @@ class ChildProcesses:
 
     async def stop(self) -> None:
         """Kill all children. Stop their tasks first; idempotent."""
+        await self._operators.close()
         self._watching.stop()
         await _gather(supervisor.stop() for supervisor in self._supervisors.values())
 
@@ -176,6 +181,8 @@ class ChildProcesses:
                     supervisor.name == ROBOTS and (gateway := self._supervisors.get(GATEWAY)) is not None
                 ):
                     gateway.send(MetricsSnapshot(ROBOTS), descriptors)
+                case Operate() if supervisor.name == GATEWAY:
+                    self._operators.take(supervisor, message)
                 case Watch() if supervisor.name == GATEWAY:
                     self._watching.take(supervisor, message)
                 case SaveState() if supervisor.name == CHAT:

@@ -24,7 +24,8 @@ from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow.service.observe.log import Log
 from edgeflow.service.security.auth import Authenticator
 from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
-from edgeflow.service.sessions.plane import ControlPlane, act_once
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.single import act_once
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     EdgeflowError,

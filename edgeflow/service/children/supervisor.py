@@ -25,6 +25,7 @@ from edgeflow.service.children.messages import (
     Heartbeat,
     LogEvent,
     MetricsSnapshot,
+    Operate,
     RequestSocket,
     SaveState,
     Serving,
@@ -51,7 +52,7 @@ BACKOFF_S = 0.1
 LONGEST_BACKOFF_S = 0.5
 PER_TURN = 16  # messages handled before control's loop gets its turn
 NS_PER_S = 1_000_000_000
-ACTS = (Act, ActCancel, *FromRobots.__args__)
+ACTS = (Act, ActCancel, Operate, *FromRobots.__args__)
 FORWARDED = (*ACTS, SaveState, RequestSocket, MetricsSnapshot, Watch)  # to the listener
 Launch: TypeAlias = Callable[[], Awaitable[LaunchedChild]]  # OSError if that is impossible
 

@@ -8,12 +8,12 @@ import binascii
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
@@ -24,7 +24,7 @@ from edgeflow.service.frontends.grpc.codec import ParsedMessage, check_act
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES, media_type, parse_json, parse_msgpack
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.observation.jpeg import read_jpeg
-from edgeflow.service.observation.requests import matched
+from edgeflow.service.observation.requests import OpenRequest, matched, trace_context
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.rpc import control_pb2 as pb
@@ -234,6 +234,11 @@ def _field(*path: object) -> str:
     return ".".join(str(part)[:MAX_FIELD] for part in path)[:MAX_FIELD]
 
 
+def traced(opened: OpenRequest, connection: HTTPConnection, config: ServiceConfig) -> OpenRequest:
+    """The request with the trace context of its client's connection; as it is where nothing is traced."""
+    return replace(opened, trace=trace_context(connection.headers.items())) if config.trace.on else opened
+
+
 OTHER_BYTES = 64 << 10  # of a body besides its images: text, numbers, names
 
 
@@ -263,6 +268,7 @@ class Observations:
                 parsed = act_request(parse_body(request.headers.get("content-type", ""), body))
                 opened, frame = check_act(parsed, config.alias, config.limits)
                 opened = matched(opened, inputs, Names.of(config, inputs))
+                opened = traced(opened, request, config)
             return CheckedObservation(opened=opened, frame=frame, received_ns=received_ns)
 
 

@@ -39,7 +39,7 @@ from edgeflow.service.children.messages import (
 )
 from edgeflow.service.children.start import ROBOTS, ChildStart
 from edgeflow.service.frontends import openpi, openvla
-from edgeflow.service.frontends.act import body_bytes
+from edgeflow.service.frontends.act import body_bytes, traced
 from edgeflow.service.frontends.control import CheckedObservation, ControlView
 from edgeflow.service.frontends.numpy_msgpack import ArrayCoding, pack
 from edgeflow.service.frontends.observation import ClientObservation, Reader
@@ -154,7 +154,7 @@ class RobotsFront(ServingChild):
             text = f"{self._most_websockets} websockets are open, as many as there is memory for"
             raise ResourceExhausted(text, field="limits.robots_memory_mb", reason=Reason.QUEUE_FULL)
         caller: Caller = websocket.scope[CALLER]
-        connection = self._sessions.connection(caller)
+        connection = self._sessions.connection(caller, lambda opened: traced(opened, websocket, self._config))
         conversation = OpenpiConversation(
             self._config,
             control=self._control,
@@ -212,6 +212,7 @@ class RobotsFront(ServingChild):
                 received_ns = time.monotonic_ns()
                 seen, style = await self._parsed(body)
             opened, frame = self._reader.read(seen, self._control.needs())
+            opened = traced(opened, request, self._config)
             observation = CheckedObservation(opened=opened, frame=frame, received_ns=received_ns)
             done = await unless_gone(request, self._control.act(observation, request.scope[CALLER]))
             return Response(openvla.answer(rows_of(done.action), style), media_type=JSON_TYPE)

@@ -43,6 +43,7 @@ from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Command
 
 Forget: TypeAlias = Callable[[int], None]
+Traced: TypeAlias = Callable[[OpenRequest], OpenRequest]
 Made = TypeVar("Made")
 FromControl: TypeAlias = RobotOpened | RobotActed | RobotRejected
 
@@ -97,9 +98,9 @@ class SessionsAtControl:
         self._last = 0
         self._open: dict[int, _OpenSession] = {}
 
-    def connection(self, caller: Caller) -> RobotConnection:
-        """The consecutive sessions of one connection."""
-        return RobotConnection(self, caller)
+    def connection(self, caller: Caller, traced: Traced = lambda opened: opened) -> RobotConnection:
+        """The consecutive sessions of one connection. traced: adds its trace context to a request."""
+        return RobotConnection(self, caller, traced)
 
     def take(self, message: FromControl, descriptors: list[int]) -> None:
         """Handle a message of control; ignored if its session is closed."""
@@ -136,9 +137,10 @@ class SessionsAtControl:
 class RobotConnection:
     """The sessions of one client: a new one follows after the end of a session or a change of cameras."""
 
-    def __init__(self, sessions: SessionsAtControl, caller: Caller) -> None:
+    def __init__(self, sessions: SessionsAtControl, caller: Caller, traced: Traced) -> None:
         self._sessions = sessions
         self._caller = caller
+        self._traced = traced
         self._session: _OpenSession | None = None
         self._key: object = None
         self._epochs = 0  # of earlier sessions
@@ -206,7 +208,7 @@ class RobotConnection:
             raise changes_too_often("observation", over_rate=False)
         self._drop()
         try:
-            session = self._session = await self._sessions.open(opened, list(frame.state), self._caller)
+            session = self._session = await self._sessions.open(self._traced(opened), list(frame.state), self._caller)
         except EdgeflowError as error:
             self._unopened = (key, error)
             raise

@@ -242,6 +242,9 @@ class Viewers:
         for number, update in updates.items():
             status = self.sessions[number]["status"]
             self.sessions[number]["status"] = {name: update.get(name, value) for name, value in status.items()}
+        for name, data in events:
+            if name == "closed":
+                self.sessions.pop(data["session"], None)
         before = [_written(*each) for each in events if each[0] != "closed"]
         after = [_written(*each) for each in events if each[0] == "closed"]
         details = {number: json.dumps(each.pop("detail")) for number, each in updates.items() if "detail" in each}
@@ -277,7 +280,6 @@ class Viewers:
             self.sessions.update((each["session"], each) for each in opened)
         yield from (("opened", each) for each in opened)
         for each in closed:
-            self.sessions.pop(each["session"], None)
             self.pictures.forget(each["session"])
             yield "closed", each
         for number, time_ms, event, values in batch.get("log", []):

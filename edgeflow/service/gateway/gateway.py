@@ -29,14 +29,17 @@ from edgeflow.service.children.messages import (
     Drained,
     MetricsSnapshot,
     Models,
+    Operated,
     ServiceState,
     Watched,
 )
+from edgeflow.service.children.simulated_robot import why_no_robot
 from edgeflow.service.children.start import ChildStart
 from edgeflow.service.frontends.act import Observations, act_answer
 from edgeflow.service.frontends.control import ControlView
 from edgeflow.service.gateway.documents import document_routes
 from edgeflow.service.gateway.events import GatewayMetrics, Viewers, event_routes
+from edgeflow.service.gateway.operators import OperatorRequests, operator_routes
 from edgeflow.service.gateway.page import page_routes
 from edgeflow.service.gateway.pictures import picture_routes
 from edgeflow.service.gateway.proxy import ChatSide, FairTurns, PassThrough
@@ -82,6 +85,7 @@ class Gateway(ServingChild):
         self._listener = start.listener
         self._config = config
         self._control = ControlView(self._link, config)
+        self.operators = OperatorRequests(self._link)
         chat = config.chat
         waits_ms = 2 * chat.queue_ms + config.timing.http_body_ms  # for the body's turn, the body, the answer's turn
         answer_s = chat.request_s + waits_ms / 1000 + ANSWER_SLACK_S
@@ -119,10 +123,12 @@ class Gateway(ServingChild):
     def hello(self, caller: Caller) -> dict[str, Any]:
         """The part of the first event of a live page that depends on its caller."""
         known, chat = self._authenticator, self._chat is not None
+        operates = known.may_operate(caller)
+        may = {"operate": operates, "chat": chat and known.may_chat(caller)}
         return {
             "time": time.time_ns() // 1_000_000,
             "version": __version__,
-            "may": {"operate": known.may_operate(caller), "chat": chat and known.may_chat(caller), "demo": False},
+            "may": may | {"demo": operates and not why_no_robot(self._config)},
             "tokens": known.tokens_required,
             "tls": bool(self._config.tls.cert),
         }
@@ -167,6 +173,8 @@ class Gateway(ServingChild):
                 self._control.update_state(message)
             case ActDone() | ActRejected():
                 self._control.take(message, descriptors)
+            case Operated():
+                self.operators.take(message, descriptors)
             case Certificates():
                 self._renew(descriptors)
             case MetricsSnapshot(process):
@@ -287,8 +295,9 @@ def _labelled(line: str, process: str) -> str:
 def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    routes += [*event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))]
+    routes += event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))
     routes += picture_routes(lambda: shown.viewers)
+    routes += operator_routes(lambda: shown.operators)
     documents = document_routes(routes) if is_loopback(config.http.host) else []
     return application([*routes, *page_routes(documents=bool(documents)), *documents])
 

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from edgeflow.service.chat.body import ChatBody, CompletionBody, PrefixBody, TokenizeBody
 from edgeflow.service.frontends.act import ActBody
+from edgeflow.service.gateway.operator_documents import OPERATOR_PATHS, operator_operations
 from edgeflow.service.http.bodies import JSON_TYPE, MSGPACK_TYPES
 from edgeflow.service.http.middleware import API, EVENT_IMAGES, EVENTS, MODEL, MODELS, OPENAPI, PAGE_PARTS, PREFIXES
 from edgeflow.version import __version__
@@ -27,6 +28,7 @@ SECTIONS = {
     "Models": (MODELS,),
     "Chat": ("/v1/chat/", "/v1/completions", "/tokenize", PREFIXES),
     "Live page": (EVENTS,),
+    "Operators": OPERATOR_PATHS,
     "Health and metrics": ("/live", "/ready", "/healthz", "/readyz", "/metrics"),
 }
 """Beginnings of paths, by section of the document."""
@@ -332,7 +334,7 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
     )
     removed = _texts("Remove a prefix", "Remove the prefix of a slot.")
     slot = f"{PREFIXES}/{{slot}}"
-    return {
+    return operator_operations(_failures, _body_of) | {
         ("GET", "/live"): live,
         ("GET", "/healthz"): live,
         ("GET", "/ready"): ready,
@@ -350,16 +352,8 @@ def _operations() -> dict[tuple[str, str], dict[str, Any]]:
         },
         ("GET", MODELS): {"summary": "List the models", "response_model": ModelsAnswer},
         ("GET", MODEL): {"summary": "Describe a model", **model},
-        ("POST", "/v1/chat/completions"): {
-            **answered,
-            **answer,
-            **_body_of(ChatBody),
-        },
-        ("POST", "/v1/completions"): {
-            **continued,
-            **answer,
-            **_body_of(CompletionBody),
-        },
+        ("POST", "/v1/chat/completions"): {**answered, **answer, **_body_of(ChatBody)},
+        ("POST", "/v1/completions"): {**continued, **answer, **_body_of(CompletionBody)},
         ("POST", "/tokenize"): {**counted, **chat, **_body_of(TokenizeBody)},
         ("GET", PREFIXES): {**listed, **chat},
         ("PUT", slot): {**replaced, **chat, **_body_of(PrefixBody)},

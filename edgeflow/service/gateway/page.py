@@ -80,6 +80,6 @@ def page_routes(*, documents: bool) -> list[Route]:
         return file.answer(request.headers.get("if-none-match", ""))
 
     return [
-        Route("/", page, methods=["GET"], include_in_schema=False),
-        Route(f"{PAGE}{{name}}", part, methods=["GET"], include_in_schema=False),
+        Route("/", page, methods=["GET"]),
+        Route(f"{PAGE}{{name}}", part, methods=["GET"]),
     ]

@@ -6,13 +6,13 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from edgeflow.artifacts.files import open_artifact
 from edgeflow.artifacts.manifest import is_artifact
 from edgeflow.config.devices import PROFILE_NAMES
-from edgeflow.config.sections import PolicyConfig, RecordingConfig
+from edgeflow.config.sections import PolicyConfig, RecordingConfig, TraceConfig
 from edgeflow.config.service import ServiceConfig
 from edgeflow.hub import cached
 from edgeflow.model_paths import EMBEDDED_CHAT, is_hub_id, resolve_head, resolve_model
@@ -27,6 +27,12 @@ from edgeflow_client.files import open_regular, read_regular
 MAX_HEADER_BYTES = 100 << 20
 RECORD_LIBRARIES = {"foxglove": "foxglove-sdk", "mcap": "mcap", "msgspec": "msgspec", "xxhash": "xxhash"}
 """The libraries of the extra `record` by module, but for pillow, which the server itself needs."""
+TRACE_LIBRARIES = {
+    "msgspec": "msgspec",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+}
+"""The libraries of the extra `trace` by module."""
 DEV = Path("/dev")
 GPU_DEVICES = ("nvidiactl", "nvhost-ctrl-gpu", "nvhost-gpu", "nvgpu", "nvmap", "dxg", "kfd")
 """Files in /dev of drivers that PyTorch uses as cuda: NVIDIA's on servers and on Jetson, of WSL, AMD's."""
@@ -57,6 +63,7 @@ def check_configured(config: ServiceConfig) -> str:
             known = f"; use {', '.join(PROFILE_NAMES)} or a JSON file" if key == "profile" else ""
             raise ConfigError(f"{key}: cannot read {str(file)!r}: {error.strerror}{known}") from None
     check_recording(config.recording)
+    check_trace(config.trace)
     tls = config.tls
     secrets = {"tokens_file": config.tokens_file, "tls.key": tls.key}
     for key, file in {"tls.cert": tls.cert, "tls.client_ca": tls.client_ca, **secrets}.items():
@@ -69,13 +76,27 @@ def check_configured(config: ServiceConfig) -> str:
     return plugin
 
 
+def check_trace(trace: TraceConfig) -> None:
+    """Check that traces can be made: DependencyError without the extra `trace`."""
+    if trace.on:
+        _check_libraries("trace", TRACE_LIBRARIES, "trace")
+
+
+def _check_libraries(section: str, libraries: Mapping[str, str], extra: str) -> None:
+    for module, library in libraries.items():
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # not even its parent
+            found = None
+        if found is None:
+            raise DependencyError(f"{section}: {library} is not installed; {how_to_install(extra)}")
+
+
 def check_recording(recording: RecordingConfig) -> None:
     """Check that recordings can be made: DependencyError without the extra `record`, ConfigError for a directory."""
     if not recording.on:
         return
-    for module, library in RECORD_LIBRARIES.items():
-        if importlib.util.find_spec(module) is None:
-            raise DependencyError(f"recording: {library} is not installed; {how_to_install('record')}")
+    _check_libraries("recording", RECORD_LIBRARIES, "record")
     if recording.directory:
         path = Path(recording.directory).expanduser().absolute()
         found = next(each for each in (path, *path.parents) if each.exists())

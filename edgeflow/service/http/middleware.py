@@ -32,6 +32,8 @@ MAX_HEADER_BYTES = 16 << 10
 OPEN_PATHS = frozenset({"/live", "/ready", "/healthz", "/readyz"})
 ADMIN_PATH = "/admin/"
 PREFIXES = f"{ADMIN_PATH}v1/prefixes"
+SESSIONS = f"{ADMIN_PATH}v1/sessions"
+DEMO_ROBOT = f"{ADMIN_PATH}v1/demo-robot"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
 ROOT, PAGE = "/", "/page/"  # the live page and its files, which hold nothing of the service
@@ -55,6 +57,8 @@ ROLES: dict[str, frozenset[Role]] = {
     EVENTS: OBSERVE,
     **dict.fromkeys((OPENAPI, DOCS), OBSERVE),
 }
+OWN_FETCHES = (b"same-origin", b"none")  # values of Sec-Fetch-Site; none: typed into the address bar
+PORTS = {"http": 80, "https": 443}
 PEER, PRINCIPAL, TOKEN = b"x-edgeflow-peer", b"x-edgeflow-principal", b"x-edgeflow-token"
 
 
@@ -89,12 +93,39 @@ class Hosts:
                     reason=Reason.ORIGIN_NOT_ALLOWED,
                 )
 
+    @staticmethod
+    def check_own_page(headers: list[tuple[bytes, bytes]], scheme: str) -> None:
+        """Raise PermissionDenied for a web page of any other origin: another scheme, host or port, or another site.
+
+        Requests of programs have neither of these headers.
+        """
+        host = next((value for name, value in headers if name == b"host"), b"")
+        own = _origin(scheme.encode() + b"://" + host)
+        for name, value in headers:
+            if (name == b"origin" and _origin(value) != own) or (
+                name == b"sec-fetch-site" and value not in OWN_FETCHES
+            ):
+                raise PermissionDenied(
+                    "only pages of this very address may administer the service",
+                    field=name.decode(),
+                    reason=Reason.ORIGIN_NOT_ALLOWED,
+                )
+
     def _known(self, address: bytes) -> bool:
         try:
             host = urlsplit(address.decode("ascii")).hostname or ""
         except ValueError:
             return False
         return is_loopback(host) or host in self.names
+
+
+def _origin(address: bytes) -> tuple[str, str, int | None]:
+    """Scheme, host and port of an address; the scheme is empty where it cannot be an origin."""
+    try:
+        parts = urlsplit(address.decode("ascii"))
+        return parts.scheme, parts.hostname or "", parts.port or PORTS.get(parts.scheme)
+    except ValueError:
+        return "", "", None
 
 
 class PublicMiddleware(Middleware):
@@ -147,6 +178,8 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
+            if path.startswith(ADMIN_PATH):
+                self._hosts.check_own_page(scope["headers"], scope["scheme"])
             if path == ROOT or path.startswith(PAGE):
                 return Caller(peer)
             if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 
 from edgeflow.config.sections import LimitsConfig
 from edgeflow.contract import CHANNELS
-from edgeflow.service.observation.requests import OpenRequest
+from edgeflow.service.observation.requests import TRACE_HEADERS, OpenRequest, trace_context
 from edgeflow_client.errors import InvalidArgument
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import MOST_TOLERANCE_BINS, CameraSpec, Execution, ImageFormat, Mode, StateSpec
 
 MAX_NAME = 64
+MAX_OPERATOR_TEXT = 200  # characters
 _REJECTED_CATEGORIES = {"Cc", "Cs", "Co", "Cn", "Zl", "Zp"}
 MAX_NUMBER = 1e6  # a larger value means a broken sensor, whatever its unit
 FIELD = "open.state"
@@ -35,6 +36,13 @@ def check_text(text: str, field: str, limits: LimitsConfig) -> str:
             "contains control or unassigned characters", field=field, reason=Reason.TEXT_BAD_CHARACTER
         )
     return text
+
+
+def check_operator_text(text: str, field: str, limits: LimitsConfig, *, empty: bool = False) -> str:
+    """Validate a text of an operator: at most MAX_OPERATOR_TEXT characters, printable. empty: it may be."""
+    if len(text) > MAX_OPERATOR_TEXT:
+        raise InvalidArgument(f"has more than {MAX_OPERATOR_TEXT} characters", field=field, reason=Reason.TEXT_TOO_LONG)
+    return text if empty and not text else check_text(text, field, limits)
 
 
 def check_name(name: str, field: str) -> str:
@@ -96,6 +104,8 @@ def check_counts(sizes: Sequence[int], limits: LimitsConfig) -> None:
 
 def check_request(opened: OpenRequest, limits: LimitsConfig) -> None:
     """Validate an opening request that another process has already checked by the same limits."""
+    if trace_context(zip(TRACE_HEADERS, opened.trace, strict=False)) != opened.trace:
+        raise InvalidArgument("is not a trace context", field="open.trace")
     if opened.policy_numbers:
         raise InvalidArgument("is matched by the process that plans the session", field="open")
     check_camera_names([camera.name for camera in opened.cameras], limits)

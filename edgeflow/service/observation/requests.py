@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -15,6 +15,9 @@ from edgeflow_client.errors import FailedPrecondition
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Arrived, Playing
 from edgeflow_client.types import ActionSchema, CameraSpec, Execution, ImageFormat, Mode, StateSpec
+
+TRACE_HEADERS = ("traceparent", "tracestate")
+MOST_TRACE = 512  # characters of each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +55,10 @@ class OpenRequest:
     """Both: what the policy gets, in its order: cameras among `cameras`, and indexes into the numbers of a frame;
     both empty until they are `matched`.
     """
+    trace: tuple[str, ...] = ()
+    """The W3C trace context of its client: traceparent, and tracestate if it sent one; empty without one, and unless
+    the service is traced.
+    """
 
     @property
     def continues(self) -> bool:
@@ -87,6 +94,28 @@ class CheckedFrame:
     """The newest answer that reached the robot."""
     resting: bool = False
     """The robot stood still at the capture."""
+
+
+def trace_context(headers: Iterable[tuple[str, str | bytes]]) -> tuple[str, ...]:
+    """The W3C trace context among headers of HTTP or metadata of gRPC, with names in lower case, as in
+    `OpenRequest.trace`.
+
+    A traceparent that is given twice is ignored, and a tracestate without one; whether they are well formed is judged
+    by who makes the spans.
+    """
+    found: dict[str, list[str]] = {name: [] for name in TRACE_HEADERS}
+    for name, value in headers:
+        if name in found and isinstance(value, str):
+            found[name].append(value)
+    parents, states = found.values()
+    if len(parents) != 1 or not _may_be_trace(parents[0]):
+        return ()
+    state = ",".join(states)
+    return (parents[0], state) if state and _may_be_trace(state) else (parents[0],)
+
+
+def _may_be_trace(value: str) -> bool:
+    return len(value) <= MOST_TRACE and value.isascii() and value.isprintable()
 
 
 def matched(request: OpenRequest, inputs: PolicyInputs, names: Names) -> OpenRequest:

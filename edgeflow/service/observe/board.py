@@ -104,20 +104,20 @@ class BoardMonitor(Collector):
         facts = self._facts
         if facts is None:
             return
-        info = GaugeMetricFamily("edgeflow_board_info", "Model and power mode", labels=["model", "power_mode"])
+        info = GaugeMetricFamily("edgeflow_board_info", "Model and power mode.", labels=["model", "power_mode"])
         info.add_metric([facts.model, facts.power_mode or UNKNOWN], 1)
         yield info
         clocks = facts.clocks
-        yield _gauge("clock_hertz", "Clock now", "part", {name: each.now_hz for name, each in clocks.items()})
-        text = "Largest clock that power mode and throttling permit"
+        yield _gauge("clock_hertz", "Clock now.", "part", {name: each.now_hz for name, each in clocks.items()})
+        text = "The largest clock that power mode and throttling permit now."
         yield _gauge("clock_max_hertz", text, "part", {name: each.most_hz for name, each in clocks.items()})
-        yield _gauge("temperature_celsius", "Temperature", "zone", facts.temperatures)
-        yield _gauge("throttling", "1 while a part is throttled for its temperature", "device", facts.throttling)
-        events = CounterMetricFamily("edgeflow_board_throttled", "Times throttled for its supply", labels=["event"])
+        yield _gauge("temperature_celsius", "Temperature of a thermal zone.", "zone", facts.temperatures)
+        yield _gauge("throttling", "Whether a part is throttled for its temperature (1).", "device", facts.throttling)
+        events = CounterMetricFamily("edgeflow_board_throttled", "Times throttled for its supply.", labels=["event"])
         for event, count in facts.throttled.items():
             events.add_metric([event], count)
         yield events
-        text = "1 while pass times are those of another power mode or other clocks"
+        text = "Whether pass times are those of another power mode or other clocks (1)."
         yield GaugeMetricFamily("edgeflow_times_measured_elsewhere", text, value=bool(self.measured_elsewhere))
 
 

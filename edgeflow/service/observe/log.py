@@ -35,7 +35,7 @@ PROGRESS = ("step", "done", "total")  # of a start: they change too often for a 
 ERRORS = frozenset({"failed", "fault", "incident", "task_ended", "worker_failed", "child_failed", "chat_failed"})
 WARNINGS = frozenset(
     {"warning", "stderr", "log_lost", "worker_lost", "child_lost", "standby_lost", "standby_failed", "loop_stalled"}
-    | {"recording_failing", "recording_lost", "recorder_restarted"}
+    | {"recording_failing", "recording_lost", "recorder_restarted", "trace_failing", "trace_lost", "tracer_restarted"}
     | {"loop_lost", "auth_failed", "tokens_kept", "certificate_kept", "prefix_not_kept", "fields_ignored"}
 )
 

@@ -24,14 +24,14 @@ class ProcessMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        text = "Pages read from disk by control"
+        text = "Pages that the process read from disk."
         self.watch("major_page_faults", text, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_majflt)
-        self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the process's timer")
-        self.gc_pause = self._histogram("gc_pause_seconds", "Garbage collection", "generation")
-        self.limit_rejections = self._counter("limit_rejections", "Requests beyond a limit", "limit")
-        self.auth_failures = self._counter("auth_failures", "Calls rejected for their token", "reason")
+        self.loop_lag = self._histogram("event_loop_lag_seconds", "Lateness of the timer of the process's event loop.")
+        self.gc_pause = self._histogram("gc_pause_seconds", "Duration of a garbage collection.", "generation")
+        self.limit_rejections = self._counter("limit_rejections", "Requests rejected for a limit.", "limit")
+        self.auth_failures = self._counter("auth_failures", "Calls rejected for their token.", "reason")
         self.client_refusals = self._counter(
-            "client_refusals", "Requests of robots' own clients that got no action", "front", "reason"
+            "client_refusals", "Requests of robots' own clients that got no action.", "front", "reason"
         )
         self._gc_started_s = 0.0
 
@@ -50,7 +50,7 @@ class ProcessMetrics:
 
     def text(self) -> bytes:
         """The metrics in the Prometheus text format."""
-        return generate_latest(self.registry)
+        return b"".join(self.text_by_family())
 
     def text_by_family(self) -> Iterator[bytes]:
         """The same text, one metric family at a time, so that a loop can write it in steps."""
@@ -98,16 +98,21 @@ class ChatMetrics(ProcessMetrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self.running = self._gauge("chat_requests_running", "Requests being answered")
-        self.waiting = self._gauge("chat_requests_waiting", "Requests waiting for their turn")
+        self.running = self._gauge("chat_requests_running", "Chat requests that are being answered.")
+        self.waiting = self._gauge("chat_requests_waiting", "Chat requests that wait for their turn.")
         self.rejected = self._counter(
-            "chat_refused", "Requests rejected by a full or slow queue, or failed in the worker", "reason"
+            "chat_refused", "Chat requests rejected by a full or slow queue, or failed in the worker.", "reason"
         )
-        self.first_token = self._histogram("chat_time_to_first_token_seconds", "Arrival to first token")
-        self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between tokens of an answer")
-        self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers", "kind")
-        self.draft_tokens = self._counter("chat_draft_tokens", "Draft tokens that were verified", "kind")
-        self.draft_tokens_accepted = self._counter("chat_draft_tokens_accepted", "Draft tokens that were right", "kind")
+        self.first_token = self._histogram(
+            "chat_time_to_first_token_seconds", "Time from a request to its first token."
+        )
+        self.token_gap = self._histogram("chat_inter_token_latency_seconds", "Time between the tokens of an answer.")
+        self.tokens = self._counter("chat_tokens", "Tokens of prompts and answers.", "kind")
+        self.draft_tokens = self._counter("chat_draft_tokens", "Draft tokens that were verified.", "kind")
+        self.draft_tokens_accepted = self._counter("chat_draft_tokens_accepted", "Draft tokens found right.", "kind")
         self.draft_passes = self._counter(
-            "chat_draft_passes", "Decode passes of requests with drafts, by whether they verified any", "kind", "drafts"
+            "chat_draft_passes",
+            "Decode passes of requests with drafts: verified any or none.",
+            "kind",
+            "drafts",
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
 from edgeflow.contract import Chunk, Speculation
 from edgeflow.ipc.framing import Payloads
-from edgeflow.ipc.messages import FrameResult
+from edgeflow.ipc.messages import FrameResult, PassSpan, TimedFrameResult
 from edgeflow.scheduler.execution import AnswerExecution
 from edgeflow.service.observation.requests import CheckedFrame
 from edgeflow_client.errors import RequestError
@@ -95,6 +96,10 @@ class ActionEvent:
     """How the chunk was made."""
     execution: AnswerExecution | None = None
     """How it is executed; None for a client that asks for no execution."""
+    decoding_ns: int = 0
+    """Time from receiving the frame to the start of its decoding; known where there are spans."""
+    spans: tuple[PassSpan, ...] = ()
+    """Its passes, in time since the frame was received; empty unless the service is traced or recorded."""
 
     @property
     def values(self) -> tuple[float, ...]:
@@ -138,6 +143,8 @@ class SessionFrame:
     over_rate: bool
     waited_for_turn: bool = False
     payload: Payloads = b""
+    decoding_ns: int = 0
+    """When it came to the decoder."""
     decode_ns: int = 0
     sent_ns: int = 0
     speculation: Speculation | None = None
@@ -146,6 +153,12 @@ class SessionFrame:
     """It is not answered: the worker gets it for the session's history."""
     execution: AnswerExecution | None = None
     """How its answer is executed; None for a client that asks for no execution."""
+
+    @property
+    def decoding_after_ns(self) -> int:
+        """Time from its arrival to the start of its decoding, which another process ends before it comes here."""
+        elsewhere_ns = self.decode_ns if self.frame.pixels is not None else 0
+        return max(self.decoding_ns - elsewhere_ns - self.received_ns, 0)
 
     def pending_answer(self, message: FrameResult, *, whole: bool) -> PendingAnswer:
         """The answer to this frame. whole: the robot gets all rows."""
@@ -161,6 +174,15 @@ class SessionFrame:
             settled=message.settled,
             whole=whole,
             report=message.report,
+            spans=self._spans(message.spans) if isinstance(message, TimedFrameResult) else (),
+        )
+
+    def _spans(self, spans: Sequence[PassSpan]) -> tuple[PassSpan, ...]:
+        """The passes in time since the frame was received."""
+        began_ns = self.received_ns
+        return tuple(
+            dataclasses.replace(each, start_ns=max(each.start_ns - began_ns, 0), end_ns=max(each.end_ns - began_ns, 0))
+            for each in spans
         )
 
 
@@ -177,6 +199,8 @@ class PendingAnswer:
     whole: bool
     """The robot gets the whole chunk; otherwise the row that is due."""
     report: ChunkReport = field(default_factory=ChunkReport)
+    spans: tuple[PassSpan, ...] = ()
+    """As in ActionEvent."""
 
     def late_ns(self, age_ns: int) -> int:
         """Latency of the row that is due, for a frame of this age; for a single action, the age itself."""
@@ -214,6 +238,8 @@ class PendingAnswer:
             max_passes=speculation.most_passes(len(self.token_ids)) if speculation else 0,
             report=self.report,
             execution=self.track.execution,
+            decoding_ns=self.track.decoding_after_ns if self.spans else 0,
+            spans=self.spans,
         )
         return [action, StatusEvent(seq=frame.seq, disposition=Disposition.ACTED)]
 

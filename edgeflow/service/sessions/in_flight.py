@@ -35,10 +35,11 @@ MOST_NOTES = 256
 class Outbox:
     """Statuses and notices in order, the newest receipt, and at most one HOLD or STOP.
 
-    receipts: the robot wants to know which frames have arrived.
+    receipts: the robot wants to know which frames have arrived. epoch: of notices and of HOLD.
     """
 
     def __init__(self, receipts: bool = False) -> None:
+        self.epoch = 1
         self._notes: list[Event] = []
         self._receipts = receipts
         self._received = 0  # the newest frame to confirm; 0 = none
@@ -59,6 +60,10 @@ class Outbox:
             self._notes[-1] = replace(last, last_seq=event.seq)
         else:
             self._notes.append(event)
+
+    def notice(self, kind: str, text: str = "", code: str = "", deadline_ms: int = 0) -> None:
+        """Add a notice about the whole session."""
+        self.note(NoticeEvent(kind, self.epoch, code, text, deadline_ms))
 
     def received(self, seq: int) -> None:
         """Confirm a frame that has arrived."""
@@ -145,6 +150,7 @@ class FramesInFlight:
             self.leave(track, Disposition.REJECTED, "RESOURCE_EXHAUSTED", Reason.RATE_EXCEEDED, text)
             return None
         self._rates.turns.take(now_ns)
+        track.decoding_ns = now_ns
         self._decoding, self._decoder_busy = track, True
         return track.frame
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Info
+from prometheus_client import Counter, Info
 
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import Forecast
@@ -25,6 +25,7 @@ from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, ReceiptEvent, StatusEvent
 from edgeflow.version import __version__
+from edgeflow_client.clock import Clock, MonotonicClock
 from edgeflow_client.errors import RequestError
 from edgeflow_client.reasons import Reason
 from edgeflow_client.trajectory import Seam
@@ -73,6 +74,8 @@ class ObservedFrame:
     """Age of the frame whose answer the robot executed at the capture; None if it reports none."""
     execution: Execution | None = None
     """How the robot executes answers; None for a client that asks for no execution."""
+    waited_ns: int = 0
+    """Time since it arrived on this machine, where another process read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,15 +165,34 @@ class SessionLog(SessionObserver):
 
 
 class Metrics(ProcessMetrics, SessionObserver):
-    """The metrics of control."""
+    """The metrics of control. The time of a HOLD is counted at its end, and at each scrape before."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
+        self._clock = clock or MonotonicClock()
+        self._periods_ns: dict[int, int] = {}
+        self._held: dict[int, tuple[str, int]] = {}  # reason and the time until which it is counted, by session
         self._session_metrics()
         self._time_metrics()
         self._service_metrics()
         self._worker_metrics()
         self._pong = NOTHING_RAN
+        for metric, values in self._alerted.items():
+            for value in values:
+                metric.labels(value)
+        self.frames.labels(Disposition.DROPPED.value, Reason.ACTION_TOO_OLD)
+
+    @property
+    def _alerted(self) -> dict[Counter, Sequence[str]]:
+        """Counts with alerts: shown as 0 from the start, since Prometheus sees no increase in a new series."""
+        held = (Reason.WORKER_LOST, Reason.ACTION_TOO_OLD, Reason.POLICY_OUTPUT_INVALID)
+        return {
+            self.worker_restarts: ("eof", "hung", "protocol"),
+            self.admission_rejected: (Reason.DEVICE_FULL, Reason.SESSIONS_TAKEN),
+            self.safe_actions: (Reason.FAULT,),
+            self.held_seconds: held,
+            self.held_ticks: held,
+        }
 
     def open(self) -> None:
         super().open()
@@ -178,7 +200,14 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.tasks.set_function(lambda: len(asyncio.all_tasks(loop)))
         self.pool_threads.set_function(lambda: sum(each.name.startswith(POOLS) for each in threading.enumerate()))
 
-    def opened(self, session: OpenedSession) -> None:  # noqa: ARG002 - an observer's
+    def text_by_family(self) -> Iterator[bytes]:
+        for session, (reason, _) in [*self._held.items()]:
+            self._end_hold(session)
+            self._held[session] = (reason, self._clock.now_ns())
+        return super().text_by_family()
+
+    def opened(self, session: OpenedSession) -> None:
+        self._periods_ns[session.number] = session.request.control_period_ns
         self.sessions.inc()
         self.sessions_opened.inc()
 
@@ -194,7 +223,9 @@ class Metrics(ProcessMetrics, SessionObserver):
         if frame.frame.resting and frame.frame.arrived is not None and frame.execution is not None:
             self.resting_frames.labels(frame.execution.value).inc()
 
-    def answered(self, session: int, action: ActionEvent) -> None:  # noqa: ARG002 - an observer's
+    def answered(self, session: int, action: ActionEvent) -> None:
+        if session in self._held:
+            self._end_hold(session)
         self.actions.labels(action.command.value, action.reason).inc()
         timings, report = action.timings, action.report
         self.decode_seconds.observe(timings.decode_ns / 1e9)
@@ -211,7 +242,7 @@ class Metrics(ProcessMetrics, SessionObserver):
         for limit in {each.limit for each in report.limited}:
             self.limited.labels(limit.value).inc()
 
-    def notified(self, session: int, event: Event) -> None:  # noqa: ARG002 - an observer's
+    def notified(self, session: int, event: Event) -> None:
         match event:
             case StatusEvent():
                 self.frames.labels(event.disposition.value, event.reason).inc(event.frames)
@@ -224,9 +255,22 @@ class Metrics(ProcessMetrics, SessionObserver):
             case ActionEvent():
                 self.actions.labels(event.command.value, event.reason).inc()
                 self.safe_actions.labels(event.reason).inc()
+                self._end_hold(session)
+                if event.command is Command.HOLD and session in self._periods_ns:
+                    self._held[session] = (event.reason, self._clock.now_ns())
+
+    def _end_hold(self, session: int) -> None:
+        """Count the time since the session's HOLD began or was last counted, if it holds."""
+        reason, since_ns = self._held.pop(session, ("", 0))
+        if reason:
+            held_ns = self._clock.now_ns() - since_ns
+            self.held_seconds.labels(reason).inc(held_ns / 1e9)
+            self.held_ticks.labels(reason).inc(held_ns / self._periods_ns[session])
 
     def closed(self, session: ClosedSession) -> None:
         reason = session.end.reason
+        self._end_hold(session.number)
+        self._periods_ns.pop(session.number, None)
         self.sessions.dec()
         self.sessions_closed.labels(reason.label).inc()
         if reason is Reason.SLOW_READER:
@@ -271,61 +315,80 @@ class Metrics(ProcessMetrics, SessionObserver):
         self.draining.set(state is HealthState.DRAINING)
 
     def _session_metrics(self) -> None:
-        self.frames = self._counter("frames", "Frames by outcome", "disposition", "reason")
-        self.actions = self._counter("actions", "Actions sent", "mode", "reason")
-        self.safe_actions = self._counter("safe_action", "HOLD and STOP sent", "reason")
-        self.executions = self._counter("executions", "Actions by how they are executed", "execution")
-        self.action_passes = self._histogram("action_passes", "Passes per action", buckets=PASS_BUCKETS)
-        self.unsettled = self._counter("actions_unsettled", "Actions with tokens that were not verified")
-        self.sessions = self._gauge("sessions", "Open sessions")
-        self.sessions_opened = self._counter("sessions_opened", "Sessions opened")
-        self.sessions_closed = self._counter("sessions_closed", "Sessions closed", "reason")
-        self.admission_rejected = self._counter("admission_rejected", "Sessions rejected", "reason")
-        self.deadline_missed = self._counter("deadline_missed", "Actions older than their session permits")
-        self.unknown_chunks = self._counter("unknown_chunks", "Chunks reported as played that were not sent")
-        self.late_chunks = self._counter("late_chunks", "Chunks reported to arrive after the rows they were made for")
-        self.resting_frames = self._counter(
-            "resting_frames", "Frames of robots that stood still after their first action", "execution"
+        counter = self._counter
+        self.frames = counter("frames", "Frames by their outcome.", "disposition", "reason")
+        self.actions = counter("actions", "Commands sent to robots: act, hold or stop.", "mode", "reason")
+        self.safe_actions = counter("safe_action", "HOLD and STOP commands sent by the service.", "reason")
+        self.held_seconds = counter("held_seconds", "Seconds for which the service had robots hold.", "reason")
+        self.held_ticks = counter("held_ticks", "Control periods for which the service had robots hold.", "reason")
+        self.executions = counter("executions", "Actions by how the robot executes them.", "execution")
+        self.action_passes = self._histogram("action_passes", "Forward passes per action.", buckets=PASS_BUCKETS)
+        self.unsettled = counter("actions_unsettled", "Actions with tokens that were not verified.")
+        self.sessions = self._gauge("sessions", "Sessions that are open now.")
+        self.sessions_opened = counter("sessions_opened", "Sessions opened since the start.")
+        self.sessions_closed = counter("sessions_closed", "Sessions closed, by the reason of their end.", "reason")
+        self.admission_rejected = counter("admission_rejected", "Sessions rejected when they were opened.", "reason")
+        self.deadline_missed = counter("deadline_missed", "Frames dropped because their action was too old.")
+        self.unknown_chunks = counter("unknown_chunks", "Chunks reported as executed that were never sent.")
+        self.late_chunks = counter("late_chunks", "Chunks reported to arrive after the rows they were made for.")
+        self.resting_frames = counter(
+            "resting_frames", "Frames of robots that stood still after their first action.", "execution"
         )
-        self.seams = self._counter("chunk_seams", "Chunks that continue the one in execution, or why not", "seam")
-        self.limited = self._counter("limited_chunks", "Chunks that a limit of the configuration changed", "limit")
-        self.superseded = self._counter("mailbox_superseded", "Frames superseded by a newer one")
+        self.seams = counter("chunk_seams", "Chunks that continue the one in execution, or why they do not.", "seam")
+        self.limited = counter("limited_chunks", "Chunks that a limit of the configuration changed.", "limit")
+        self.superseded = counter("mailbox_superseded", "Frames replaced by a newer one before they were computed.")
 
     def _time_metrics(self) -> None:
-        self.age_seconds = self._histogram("observation_age_seconds", "Capture to action, less the shortest transport")
-        self.latency_at_execution = self._histogram(
-            "latency_at_execution_seconds", "Age of the frame whose answer a robot executes, at each of its captures"
+        histogram = self._histogram
+        self.age_seconds = histogram(
+            "observation_age_seconds",
+            "Latency of an action when sent, from its frame's capture, less the shortest transport.",
         )
-        self.decode_seconds = self._histogram("decode_seconds", "JPEG decoding")
-        self.queue_seconds = self._histogram("queue_seconds", "Waiting for a pass")
-        self.inference_seconds = self._histogram("inference_seconds", "Start of the first pass to end of the last")
-        self.encode_seconds = self._histogram("encode_seconds", "Conversion of answers to messages")
-        self.e2e_seconds = self._histogram("frame_e2e_seconds", "Frame received to action handed out")
-        self.ingress_gap = self._histogram("ingress_gap_seconds", "Time between frames of a session")
+        self.latency_at_execution = histogram(
+            "latency_at_execution_seconds",
+            "Age of the frame whose answer a robot executes, reported at each of its captures.",
+        )
+        self.decode_seconds = histogram("decode_seconds", "Time to decode the images of a frame.")
+        self.queue_seconds = histogram("queue_seconds", "Time that a decoded frame waited for its first pass.")
+        self.inference_seconds = histogram(
+            "inference_seconds", "Time from the start of a frame's first pass to the end of its last."
+        )
+        self.encode_seconds = histogram("encode_seconds", "Time to convert an answer to a message.")
+        self.e2e_seconds = histogram("frame_e2e_seconds", "Time from the receipt of a frame to its action.")
+        self.ingress_gap = histogram("ingress_gap_seconds", "Time between consecutive frames of a session.")
 
     def _service_metrics(self) -> None:
-        self.rpc = self._counter("rpc", "Calls by status", "method", "code")
-        self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted", "which")
-        self.health_state = self._gauge("health_state", "1 for the present state", "state")
-        self.tasks = self._gauge("tasks", "Tasks of control's event loop")
-        self.pool_threads = self._gauge("pool_threads", "Threads of control's pools")
-        self.draining = self._gauge("draining", "1 while the service is stopping")
-        self.recording_files = self._counter("recording_files", "Files of recordings begun")
-        self.recording_failing = self._gauge("recording_failing", "1 while recordings cannot be written")
-        self.recorder_restarts = self._counter("recorder_restarts", "Processes that write recordings replaced")
-        self.build = Info("edgeflow_build", "Version and model", registry=self.registry)
+        self.rpc = self._counter("rpc", "gRPC calls by status.", "method", "code")
+        self.watchdog_fired = self._counter("watchdog_fired", "Watchdogs that acted.", "which")
+        self.health_state = self._gauge("health_state", "The health of the service: 1 for its present state.", "state")
+        self.tasks = self._gauge("tasks", "Tasks of control's event loop.")
+        self.pool_threads = self._gauge("pool_threads", "Threads of control's pools.")
+        self.draining = self._gauge("draining", "Whether the service is stopping (1) or not (0).")
+        self.recording_files = self._counter("recording_files", "Files of recordings begun.")
+        self.recording_failing = self._gauge("recording_failing", "Whether recordings cannot be written now (1).")
+        self.recorder_restarts = self._counter("recorder_restarts", "Recorder processes that were replaced.")
+        self.build = Info("edgeflow_build", "The version and the model served, as labels.", registry=self.registry)
 
     def _worker_metrics(self) -> None:
-        self.worker_progress = self._gauge("worker_last_progress_timestamp_seconds", "Last message from the worker")
-        self.worker_restarts = self._counter("worker_restarts", "Workers replaced", "cause")
-        self.passes = self._counter("passes", "Forward passes")
-        self.full_passes = self._counter("full_passes", "Passes with a full pipeline")
-        self.eager_passes = self._counter("graph_eager_passes", "Passes without a captured graph")
-        self.unusual_states = self._counter("unusual_states", "Frames with a state outside the range of its statistics")
-        self.rows = self._counter("rows", "Rows in all passes")
-        self.pass_seconds = self._histogram("pass_seconds", "Duration of a pass")
-        self.predicted_fps = self._gauge("predicted_fps", "Actions per second of one robot alone at full rate", "mode")
-        self.predicted_age = self._gauge("predicted_age_seconds", "Age of its actions when sent", "mode")
+        counter = self._counter
+        self.worker_progress = self._gauge(
+            "worker_last_progress_timestamp_seconds", "Unix time of the last message from the worker."
+        )
+        self.worker_restarts = counter("worker_restarts", "Workers replaced, by what ended them.", "cause")
+        self.passes = counter("passes", "Forward passes of the worker for robots.")
+        self.full_passes = counter("full_passes", "Passes with a full pipeline.")
+        self.eager_passes = counter("graph_eager_passes", "Passes without a CUDA graph, while graphs are on.")
+        self.unusual_states = counter("unusual_states", "Frames with a state outside the range of its statistics.")
+        self.rows = counter("rows", "Rows of all passes.")
+        self.pass_seconds = self._histogram(
+            "pass_seconds", "Duration of a pass for robots; the rate of its sum is their share of the device."
+        )
+        self.predicted_fps = self._gauge(
+            "predicted_fps", "Forecast of the actions per second of one robot alone at full rate.", "mode"
+        )
+        self.predicted_age = self._gauge(
+            "predicted_age_seconds", "Forecast of the latency of its actions when sent.", "mode"
+        )
 
 
 def _beyond_a_limit(event: StatusEvent) -> bool:

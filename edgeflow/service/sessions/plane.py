@@ -1,7 +1,4 @@
-"""The control plane: admits sessions, owns them, and routes messages between them and the worker.
-
-`act_once` answers a single observation, in a session of one frame.
-"""
+"""The control plane: admits sessions, owns them, and routes messages between them and the worker."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from types import MappingProxyType
 
 from edgeflow.config.matching import Names
 from edgeflow.config.service import ServiceConfig
+from edgeflow.contract import PolicyInputs
 from edgeflow.ipc.messages import (
     CloseSession,
     FrameDropped,
@@ -27,15 +25,14 @@ from edgeflow.ipc.messages import (
 )
 from edgeflow.service.errors import error_of_code, no_worker
 from edgeflow.service.host.spare import start_threads
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, check_answers, matched
+from edgeflow.service.observation.requests import OpenRequest, check_answers, matched
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.answers import FrameTimes, PolicyFacts
 from edgeflow.service.sessions.capacity import Decoders, SessionCapacity
-from edgeflow.service.sessions.forced_faults import NO_FAULTS, ForcedFaults
-from edgeflow.service.sessions.frames import ActionEvent, End, StatusEvent
+from edgeflow.service.sessions.frames import End
 from edgeflow.service.sessions.observers import (
     ClosedSession,
     Metrics,
@@ -48,9 +45,9 @@ from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.runner import SessionRunner, WorkerPort, open_session
 from edgeflow.service.sessions.session import Session
 from edgeflow_client.clock import Clock
-from edgeflow_client.errors import ConfigError, DeadlineExceeded, RequestError, Unavailable
+from edgeflow_client.errors import ConfigError, RequestError, Unavailable
 from edgeflow_client.reasons import Reason
-from edgeflow_client.types import ActionSchema, Command, Disposition, Mode
+from edgeflow_client.types import Command
 
 TICK_S = 0.02
 MOST_SINGLES = 64  # single actions at the same time
@@ -119,6 +116,11 @@ class ControlPlane:
             self._capacity.leave(number)
             raise
 
+    @property
+    def inputs(self) -> PolicyInputs | None:
+        """The needs of the policy; None while no worker was ready."""
+        return self.newest_worker.inputs if self.newest_worker is not None else None
+
     def matched(self, request: OpenRequest) -> OpenRequest:
         """The request with the cameras and state values that the policy gets."""
         if self.worker is None:
@@ -157,6 +159,10 @@ class ControlPlane:
             want_ring=self._want_ring,
             alone=self._alone,
         )
+
+    async def change_mode(self, number: int, request: OpenRequest) -> None:
+        """As in Planner."""
+        await self._planner.change_mode(number, request)
 
     def close(self, runner: SessionRunner) -> None:
         """End a session whose stream is gone: frames in flight leave, the worker frees its slots. Idempotent."""
@@ -354,45 +360,3 @@ class ControlPlane:
             future.set_exception(error_of_code(message.code, message.text, message.reason, message.field))
         elif runner is not None:
             runner.end(End(message.code, Reason.NOT_REOPENED, message.text))
-
-
-_ANSWERED_BY_HOLD = {Reason.POLICY_OUTPUT_INVALID, Reason.ACTION_TOO_OLD}
-
-
-async def act_once(
-    plane: ControlPlane,
-    opened: OpenRequest,
-    frame: CheckedFrame,
-    caller: Caller,
-    *,
-    received_ns: int | None = None,
-    forced: ForcedFaults = NO_FAULTS,
-) -> tuple[ActionEvent, ActionSchema]:
-    """The action for a single checked frame; raises RequestErrors.
-
-    Without a mode, and in mode auto, it is serial: no frame before it has tokens to draft from.
-    received_ns: arrival of the frame on this machine's monotonic clock; None = now. forced: faults for tests.
-    """
-    mode = Mode.SERIAL if opened.mode in (None, Mode.AUTO) else opened.mode
-    runner = await plane.open(replace(opened, mode=mode), caller, single=True)
-    timeout_ms = plane.config.timing.act_timeout_ms
-    try:
-        forced.receive(runner, frame, received_ns)
-        action = await asyncio.wait_for(_first_action(runner), timeout_ms / 1000)
-    except asyncio.TimeoutError:
-        raise DeadlineExceeded(f"no action within {timeout_ms} ms", reason=Reason.ACT_TIMEOUT) from None
-    finally:
-        asyncio.get_running_loop().call_soon(plane.close, runner)  # the answer goes first
-    return action, runner.session.robot_schema
-
-
-async def _first_action(runner: SessionRunner) -> ActionEvent:
-    while events := await runner.next_events():
-        for event in events:
-            if isinstance(event, StatusEvent) and event.disposition in (Disposition.REJECTED, Disposition.DROPPED):
-                if event.reason not in _ANSWERED_BY_HOLD:
-                    raise error_of_code(event.code, event.text, event.reason, event.field)
-            elif isinstance(event, ActionEvent) and (event.seq or event.reason in _ANSWERED_BY_HOLD):
-                return event
-    end = runner.session.ended
-    raise error_of_code(end.code if end else "INTERNAL", end.text if end else "", Reason.SESSION_ENDED)

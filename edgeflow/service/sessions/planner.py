@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from edgeflow.ipc.messages import Pong, WorkerReady
 from edgeflow.scheduler.forecast import AnswerForecast
-from edgeflow.service.errors import no_worker
+from edgeflow.service.errors import no_session, no_worker
 from edgeflow.service.observation.requests import OpenRequest
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.admission import Admission, SessionPlan
 from edgeflow.service.sessions.observers import Metrics
 from edgeflow.service.sessions.runner import SessionRunner
-from edgeflow_client.errors import RequestError
+from edgeflow_client.errors import RETRY_AFTER_MS, RequestError, ResourceExhausted
+from edgeflow_client.reasons import Reason
 from edgeflow_client.types import Mode
 
 
@@ -47,6 +48,26 @@ class Planner:
             self._admission.enter(number, plan)
             self._give_forecasts(answers)
             return plan
+
+    async def change_mode(self, number: int, request: OpenRequest) -> None:
+        """Plan an open session again, with another mode in its request; a RequestError, and no change, if that fails.
+
+        request: that of the session, with the other mode.
+        """
+        async with self._planning:
+            if not self._has_worker:
+                raise no_worker()
+            plan = await asyncio.to_thread(self._admission.plan, request, self._admission.others(number))
+            runner = self._runners.get(number)
+            if runner is None or runner.session.ended is not None:
+                raise no_session(number)
+            if runner.session.ring_wanted:  # it is planned in the former mode at this moment
+                text = "the robot is about to return from a silence"
+                raise ResourceExhausted(text, reason=Reason.QUEUE_FULL, retry_after_ms=RETRY_AFTER_MS)
+            if not runner.session.parked:
+                self._admission.enter(number, plan)
+            runner.change_mode(request, plan)
+            self._answers_stale = True
 
     def answers(self, number: int) -> AnswerForecast:
         """The forecast for a session that was planned."""

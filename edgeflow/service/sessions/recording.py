@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from edgeflow.ipc.framing import Payload
 from edgeflow.scheduler.pace import served_mode
 from edgeflow.service.observation.pixels import image_bytes
-from edgeflow.service.observation.requests import recorded_cameras, recorded_images
+from edgeflow.service.observation.requests import TRACE_HEADERS, recorded_cameras, recorded_images
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import ClosedSession, ObservedFrame, OpenedSession, SessionObserver
@@ -27,6 +27,7 @@ from edgeflow_client.recording.records import (
     RecordedObservation,
     RecordedOpening,
     RecordedOutcome,
+    RecordedPass,
     SessionRecord,
 )
 from edgeflow_client.recording.ring import RecordRing
@@ -46,10 +47,12 @@ class SessionRecorder(SessionObserver):
     """Records sessions in a ring.
 
     model: the service's name for the model. cameras: none, thumbnails or all, of which the recorder's process makes
-    thumbnails. wall: as `wall_clock` gives it. log: receives the rate of bytes of each session.
+    thumbnails. wall: as `wall_clock` gives it. log: receives the rate of bytes of each session; None = nobody does.
     """
 
-    def __init__(self, ring: RecordRing, *, model: str, cameras: str, wall: WallClock, log: EventLog) -> None:
+    def __init__(
+        self, ring: RecordRing, *, model: str, cameras: str, wall: WallClock, log: EventLog | None = None
+    ) -> None:
         self._ring = ring
         self._model = model
         self._images = cameras != "none"
@@ -61,6 +64,8 @@ class SessionRecorder(SessionObserver):
 
     def opened(self, session: OpenedSession) -> None:
         self._keep(_opening, session, self._model)
+        if self._log is None:
+            return
         request = session.request
         expected = self._bytes_per_s(recorded_cameras(request), 1e9 / max(request.control_period_ns, 1))
         self._log.event("recording_session", session=session.number, about_mb_per_s=round(expected / 1e6, 2))
@@ -133,6 +138,7 @@ def _opening(time_ns: int, session: OpenedSession, model: str) -> Written:
         chunks=request.chunks,
         execution=request.execution,
         schema=session.schema,
+        **dict(zip(TRACE_HEADERS, request.trace, strict=False)),
     ), ()
 
 
@@ -151,6 +157,7 @@ def _observation(time_ns: int, seen: ObservedFrame, with_images: bool) -> Writte
         playing=frame.playing,
         arrived=frame.arrived,
         resting=frame.resting,
+        waited_ns=seen.waited_ns,
     ), images
 
 
@@ -180,6 +187,10 @@ def _answer(time_ns: int, session: int, action: ActionEvent) -> Written:
         rows=how.rows if how is not None else 0,
         rate_percent=how.rate_percent if how is not None else 100,
         from_arrival=how is not None and how.from_arrival,
+        decoding_ns=action.decoding_ns,
+        spans=tuple(
+            RecordedPass(each.start_ns, each.end_ns, each.steps, each.prefills, each.decodes) for each in action.spans
+        ),
     ), ()
 
 

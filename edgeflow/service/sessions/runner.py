@@ -102,7 +102,7 @@ class SessionRunner:
             frame = contents()
             gap_ns = now_ns - self._last_frame_ns if self._last_frame_ns is not None else 0
             self._last_frame_ns = now_ns
-            seen = self._seen(frame, gap_ns)
+            seen = self._seen(frame, gap_ns, now_ns - since_ns)
             self.session.offer(frame, now_ns, since_ns)
             self._observers.observed(seen(epoch=self.session.epoch, instruction=self.session.instruction))
         except RequestError as error:
@@ -138,13 +138,19 @@ class SessionRunner:
 
     def change_plan(self, plan: SessionPlan) -> None:
         """Adopt a new plan: another pace from the next frame on, or just another forecast."""
-        if self._replace_plan(plan):
-            self._port.send(ChangePace(self.session.number, plan.pace))
-            self.pump()
+        self._change_pace(plan, "the forecasts changed", "depth")
+
+    def change_mode(self, request: OpenRequest, plan: SessionPlan) -> None:
+        """Adopt the mode that an operator chose: the request with it, and its plan, from the next frame on.
+
+        A parked session has no ring yet, and is planned again when it gets one.
+        """
+        self.session.request = request
+        self._change_pace(plan, "an operator chose another mode", "mode")
 
     def reopen(self, plan: SessionPlan) -> None:
         """Open the session's ring again, at the pace that fits now."""
-        self._replace_plan(plan)
+        self._replace_plan(plan, "the forecasts changed", "depth")
         self.open_ring()
 
     def open_ring(self) -> None:
@@ -245,20 +251,26 @@ class SessionRunner:
         self.session.decode_failed(failed, self._clock.now_ns())
         self.pump()
 
-    def _replace_plan(self, plan: SessionPlan) -> bool:
-        """Adopt a plan; True if the pace changed. The robot is then notified."""
+    def _change_pace(self, plan: SessionPlan, why: str, kind: str) -> None:
+        if self._replace_plan(plan, why, kind) and not self.session.parked:
+            patience_ns = _patience_ns(self.session.request, plan.mode)
+            self._port.send(ChangePace(self.session.number, plan.pace, patience_ns))
+        self.pump()
+
+    def _replace_plan(self, plan: SessionPlan, why: str, kind: str) -> bool:
+        """Adopt a plan; True if the pace changed. The robot then gets a notice of this kind."""
         before = self.plan.pace
         self._adopt(plan)
         if plan.pace == before:
             return False
-        self.session.notify("depth", f"the forecasts changed: {pace_text(plan.pace)} instead of {pace_text(before)}")
+        self.session.notify(kind, f"{why}: {pace_text(plan.pace)} instead of {pace_text(before)}")
         return True
 
     def _adopt(self, plan: SessionPlan) -> None:
         self.plan = plan
         self.session.speculation = plan.pace.speculation
 
-    def _seen(self, frame: CheckedFrame, gap_ns: int) -> Callable[..., ObservedFrame]:
+    def _seen(self, frame: CheckedFrame, gap_ns: int, waited_ns: int) -> Callable[..., ObservedFrame]:
         """Makes the frame for observers, with checks of the chunks that it reports, once the session has taken it."""
         playing, arrived, answers = frame.playing, frame.arrived, self.session.answers
         return partial(
@@ -266,6 +278,7 @@ class SessionRunner:
             session=self.session.number,
             frame=frame,
             gap_ns=gap_ns,
+            waited_ns=waited_ns,
             unknown_chunk=playing is not None and not answers.sent.has(playing.seq, playing.step),
             late_chunk=arrived is not None and answers.arrived(arrived.seq, arrived.age_ns),
             executed_age_ns=answers.sent.executed_age_ns(frame),

@@ -15,6 +15,7 @@ Rules beyond the protocol:
 - Frames have their turns at the declared rate, and gaps before (in_flight.py). A flood of frames ends the session.
 - A change of instruction or episode above its rate, or with a frame above the permitted rate, has no effect.
 - A robot that was silent for a second with no frame in flight, or sent nothing usable, is parked (frames.RingState).
+- A robot that an operator holds gets HOLD, and its frames leave, until it is resumed (orders.py).
 - Answers that are invalid, or would start a resting robot in mid-motion, are withheld (answers.py).
 """
 
@@ -30,16 +31,15 @@ from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.answers import AgeLimit, FrameTimes, PolicyFacts, SessionAnswers
 from edgeflow.service.sessions.frames import (
     INVALID_IN_A_ROW,
-    ActionEvent,
     End,
     Event,
-    NoticeEvent,
     PendingAnswer,
     RingState,
     SessionFrame,
     StatusEvent,
 )
 from edgeflow.service.sessions.in_flight import FramesInFlight, Outbox
+from edgeflow.service.sessions.orders import HELD_TEXT, GivenInstruction, SessionHolds
 from edgeflow.service.sessions.rates import SessionRates, SessionRules, Silence, changes_too_often
 from edgeflow.service.sessions.robot_clock import FrameOrder
 from edgeflow_client.errors import FailedPrecondition, RequestError
@@ -68,8 +68,7 @@ class Session:
         self.request = request
         self.schema = schema
         self.robot_schema = schema if request.chunks else replace(schema, horizon=1, step_ms=0.0)
-        self.epoch = 1
-        self.instruction = self._proven_instruction = request.instruction
+        self._given = GivenInstruction(request.instruction)
         self.ended: End | None = None
         self.speculation: Speculation | None = None
         self.commands: deque[ResetSession | CloseSession] = deque()
@@ -83,6 +82,17 @@ class Session:
         self._ring = RingState.HELD
         self._outbox = Outbox(request.receipts)
         self._frames = FramesInFlight(self._outbox, self.rates, self.answers, keeps_history=policy.keeps_history)
+        self.holds = SessionHolds(self._frames, self._outbox, self.answers)
+
+    @property
+    def epoch(self) -> int:
+        """Counts instructions and episodes, from 1 on."""
+        return self._outbox.epoch
+
+    @property
+    def instruction(self) -> str:
+        """The instruction in force."""
+        return self._given.text
 
     # Calls for the robot.
 
@@ -92,8 +102,7 @@ class Session:
         self._order.admit(seq, stamp_ns, now_ns if received_ns is None else received_ns)
         if self._order.clock.slow and not self._stamps_slow:
             self._stamps_slow = True
-            text = "the stamps do not advance in real time: delays on the way here are unknown"
-            self._outbox.note(NoticeEvent("stamps", self.epoch, text=text))
+            self._outbox.notice("stamps", "stamps do not advance in real time: delays on the way here are unknown")
 
     def reject(self, seq: int, error: RequestError, now_ns: int) -> None:
         """Report a rejected frame; too many of them end the session."""
@@ -117,14 +126,17 @@ class Session:
             text = f"{INVALID_IN_A_ROW} invalid outputs in a row: reset the session"
             self._outbox.note(StatusEvent.rejected(frame.seq, FailedPrecondition(text, reason=Reason.FAULT)))
             return
-        if frame.instruction is not None and frame.instruction != self.instruction:
+        if self._given.changes(frame.instruction):
             if over_rate or not self.rates.changes.take(now_ns):
                 self.reject(frame.seq, changes_too_often("frame.instruction", over_rate), now_ns)
                 return
-            self.reset(frame.instruction)
+            self.reset(frame.instruction or "")
         track = SessionFrame(frame=frame, epoch=self.epoch, received_ns=received_ns or now_ns, over_rate=over_rate)
         if self._draining or self._input_ended:
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.DRAINING, "the service is stopping")
+        elif self.holds.operator is not None:
+            self._silence.used(now_ns)  # it is not decoded, so that nothing else shows that the robot is there
+            self._frames.leave(track, Disposition.DROPPED, "ABORTED", Reason.OPERATOR_HOLD, HELD_TEXT)
         elif self._ring is RingState.LOST:
             text = "the worker is restarting"
             self._frames.leave(track, Disposition.DROPPED, "UNAVAILABLE", Reason.WORKER_RESTARTING, text)
@@ -141,22 +153,24 @@ class Session:
         else:
             self.reject_message(changes_too_often("reset", False), now_ns)
 
-    def reset(self, instruction: str = "") -> None:
+    def reset(self, instruction: str = "", *, by_operator: bool = False) -> None:
         """Start a new epoch: all frames in flight leave and none of their actions is sent. Ends a fault."""
         if self.answers.invalid.rearm():
             self._outbox.safe = None  # a STOP that was not sent yet would stop the new episode
-        self.instruction = instruction or self.instruction
-        self.epoch += 1
+        self._given.give(instruction, by_operator=by_operator)
+        self._outbox.epoch += 1
         self.answers.halt(Reason.EPOCH_CHANGED)
         text = "the instruction or episode changed while this frame was in flight"
         self._frames.drop_all("ABORTED", Reason.EPOCH_CHANGED, text)
         if self._ring in (RingState.HELD, RingState.ASKED):
             self.commands.append(ResetSession(self.number, self.epoch))
-        self._outbox.note(NoticeEvent("epoch", self.epoch, text="a new instruction or episode"))
+        self._outbox.notice("epoch", "a new instruction or episode")
+        if self.holds.operator is not None:
+            self.hold(Reason.OPERATOR_HOLD)
 
     def reject_message(self, error: RequestError, now_ns: int) -> None:
         """Report a rejected message other than a frame; it counts like a rejected frame."""
-        self._outbox.note(NoticeEvent("rejected", self.epoch, error.code, error.text))
+        self._outbox.notice("rejected", error.text, error.code)
         self._count_rejection(now_ns)
 
     def end_input(self) -> None:
@@ -214,7 +228,7 @@ class Session:
         """Take an action if it is finite, within the limits and from this epoch; otherwise HOLD."""
         if (track := self._frames.answered(message.seq, message.epoch)) is None:
             return
-        self._proven_instruction = self.instruction  # an answer proves that its tokens fit
+        self._given.prove()
         answer = self.answers.judge(track, message)
         if isinstance(answer, PendingAnswer):
             self._frames.act(answer)
@@ -226,7 +240,7 @@ class Session:
             if answer.fault:
                 text = f"{INVALID_IN_A_ROW} invalid outputs in a row"
                 self._frames.drop_all("INTERNAL", Reason.FAULT, text)
-                self._outbox.note(NoticeEvent("fault", self.epoch, "INTERNAL", f"{text}: the robot must reset"))
+                self._outbox.notice("fault", f"{text}: the robot must reset", "INTERNAL")
                 self.hold(Reason.FAULT, Command.STOP)
         self._finish_if_idle()
 
@@ -239,9 +253,10 @@ class Session:
         else:
             self._frames.leave(track, Disposition(message.disposition), message.code, message.reason, message.text)
         if message.reason == Reason.ACTION_TOO_OLD:
-            self._count_late()
-        if message.reason == Reason.INSTRUCTION_TOO_LONG and self.instruction != self._proven_instruction:
-            self.reset(self._proven_instruction)  # the worker counts tokens, so that only it can tell
+            self.holds.count_late()
+        if message.reason == Reason.INSTRUCTION_TOO_LONG and self._given.reverts:
+            self._given.revert()  # the worker counts tokens, so that only it can tell
+            self.reset()
         self._finish_if_idle()
 
     def worker_lost(self) -> None:
@@ -252,7 +267,7 @@ class Session:
         self.commands.clear()  # they were for the lost worker
         text = "the worker process was lost and is being replaced"
         self._frames.drop_all("UNAVAILABLE", Reason.WORKER_LOST, text)
-        self._outbox.note(NoticeEvent("worker_lost", self.epoch, "UNAVAILABLE", text))
+        self._outbox.notice("worker_lost", text, "UNAVAILABLE")
         self.hold(Reason.WORKER_LOST)
         self._finish_if_idle()
 
@@ -315,24 +330,25 @@ class Session:
 
     def hold(self, reason: str, command: Command = Command.HOLD) -> None:
         """Order the robot to stop moving; an action that was not taken yet is withdrawn. The STOP of a fault stays."""
-        self.answers.halt(reason)
-        self._frames.withdraw(Disposition.DROPPED, "ABORTED", reason, "withdrawn: the robot holds")
-        if command is Command.STOP or not self.answers.invalid.fault:
-            self._outbox.safe = ActionEvent(
-                epoch=self.epoch, command=command, reason=reason, valid_for_ms=self.answers.valid_for_ms
-            )
+        self.holds.order(reason, command)
+
+    def instruct(self, text: str) -> None:
+        """An operator gives an instruction: a new epoch. FailedPrecondition in a fault, which only the robot ends."""
+        if self.answers.invalid.fault:
+            raise FailedPrecondition("the session is in fault: the robot must reset first", reason=Reason.FAULT)
+        self.reset(text, by_operator=True)
 
     def notify(self, kind: str, text: str = "") -> None:
         """Send the robot a notice."""
         if self.ended is None:
-            self._outbox.note(NoticeEvent(kind, self.epoch, "", text))
+            self._outbox.notice(kind, text)
 
     def drain(self, deadline_ms: int) -> None:
         """The service stops: frames with the worker finish, others are dropped; then HOLD and the end."""
         if self.ended is not None:
             return
         self._draining = True
-        self._outbox.note(NoticeEvent("drain", self.epoch, "UNAVAILABLE", "the service is stopping", deadline_ms))
+        self._outbox.notice("drain", "the service is stopping", "UNAVAILABLE", deadline_ms)
         self._frames.drop_unsent("UNAVAILABLE", Reason.DRAINING, "the service is stopping")
         self._finish_if_idle()
 
@@ -341,6 +357,7 @@ class Session:
         if self.ended is None:
             code = "CANCELLED" if end.code == "OK" else end.code
             self._frames.drop_all(code, Reason.SESSION_CLOSED, "the session ended")
+            self.holds.operator = None  # the last HOLD says why the session ends
             if end.code != "OK":
                 self.hold(end.reason, end.command)
             self.ended = end
@@ -358,33 +375,16 @@ class Session:
 
     def take(self, now_ns: int) -> list[Event]:
         """All pending events, in order; the newest action comes last, followed by its ACTED."""
-        self._withdraw_if_old(now_ns)
+        delay_ns = 0
+        if (ready := self._frames.ready) is not None:
+            delay_ns = self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
+            self.holds.withdraw_if_old(ready, now_ns, delay_ns)
         events = self._outbox.take()
         if (ready := self._frames.take_ready()) is not None:
             self.answers.handed_out(ready, now_ns)
-            events += self.answers.events(ready, now_ns, self._delay_ns(ready))
+            events += self.answers.events(ready, now_ns, delay_ns)
         self._finish_if_idle()
         return events
-
-    def _withdraw_if_old(self, now_ns: int) -> None:
-        ready = self._frames.ready
-        if ready is not None and self.answers.is_late(ready, now_ns, self._delay_ns(ready)):
-            text = f"the action is older than {self.age_limit.ns // 1_000_000} ms"
-            if ready.track.speculation is not None and self._frames.with_worker:
-                self._frames.withdraw(Disposition.SUPERSEDED, "", Reason.ACTION_TOO_OLD, text)
-                self._count_late()
-            else:
-                self._frames.withdraw(Disposition.DROPPED, "DEADLINE_EXCEEDED", Reason.ACTION_TOO_OLD, text)
-                self.hold(Reason.ACTION_TOO_OLD)
-
-    def _delay_ns(self, ready: PendingAnswer) -> int:
-        """The transport delay of the answer's frame in excess of the session's quickest frame."""
-        return self._order.clock.delay_ns(ready.track.frame.stamp_ns, ready.track.received_ns)
-
-    def _count_late(self) -> None:
-        """A frame with drafts was too old to be answered while a newer one is in flight; several in a row mean HOLD."""
-        if self.answers.count_late():
-            self.hold(Reason.ACTION_TOO_OLD)
 
     def _count_rejection(self, now_ns: int) -> None:
         if (end := self.rates.count_rejection(now_ns)) is not None:

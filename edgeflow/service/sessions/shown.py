@@ -56,7 +56,7 @@ def input_warnings(request: OpenRequest, inputs: PolicyInputs) -> tuple[SessionW
     return tuple(found)
 
 
-def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
+def facts(opened: OpenedSession, *, model: str, opened_ms: int) -> dict[str, Any]:
     """The declarations of a session and its part of the device. Cameras: those whose images arrive, in order."""
     request, caller, schema = opened.request, opened.caller, opened.schema
     age_ns = request.max_action_age_ns
@@ -66,6 +66,7 @@ def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
         "front": request.front,
         "principal": caller.principal,
         "peer": _address(caller.peer),
+        "model": model,
         "cameras": [{"name": e.name, "width": e.width, "height": e.height} for e in recorded_cameras(request)],
         "state": [state_summary(each) for each in request.state],
         "actions": actions_summary(schema),
@@ -74,7 +75,6 @@ def facts(opened: OpenedSession, opened_ms: int) -> dict[str, Any]:
         "period_ms": request.control_period_ns / 1e6,
         "max_age_ms": None if age_ns is None else age_ns / 1e6,
         "mode": opened.plan.mode.value,
-        "chunks": request.chunks,
     }
 
 
@@ -82,7 +82,7 @@ def status(runner: SessionRunner, *, since_ms: int, warnings: Sequence[SessionWa
     """The present status of a session. since_ms: of its state. `limit_ms`: the age that its next action may have."""
     session, plan = runner.session, runner.plan
     state, reason = state_of(session)
-    chosen = session.answers.execution.now
+    chosen, held = session.answers.execution.now, session.holds.operator
     return {
         "mode": served_mode(plan.mode, plan.pace, plan.stages).value,
         "pace": pace_text(plan.pace),
@@ -91,7 +91,7 @@ def status(runner: SessionRunner, *, since_ms: int, warnings: Sequence[SessionWa
         "state": state,
         "reason": reason,
         "since": since_ms,
-        "operator": None,
+        "operator": None if held is None else {"reason": held.text, "by": held.by, "since": held.since_ms},
         "forecast": {"rate_hz": plan.forecast.fps, "age_ms": plan.mean_age_ns / 1e6},
         "limit_ms": session.age_limit.ns / 1e6,
         "execution": "" if chosen is None else chosen.execution.value,
@@ -109,6 +109,8 @@ def state_of(session: Session) -> tuple[str, str]:
     if sent.begun:
         return ACTING, ""
     reason = _held(sent.halt_reason)
+    if reason == Reason.OPERATOR_HOLD and session.holds.operator is None:
+        return WAITING, ""
     return (HOLD, reason) if reason else (WAITING, "")
 
 

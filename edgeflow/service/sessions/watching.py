@@ -93,27 +93,29 @@ class WatchedSession:
 class SessionWatch(SessionObserver):
     """Watches sessions for live pages.
 
-    runners: the open sessions. inputs: the needs of the policy, None while no worker is ready. Sessions of one frame
-    are only counted, in `singles`.
+    runners: the open sessions. inputs: the needs of the policy, None while no worker is ready. model: the
+    service's name for it. Sessions of one frame are left out.
     """
 
     def __init__(
         self,
         runners: Callable[[], Mapping[int, SessionRunner]],
         inputs: Callable[[], PolicyInputs | None],
+        model: str = "",
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
-        self.singles = 0
         self.details: frozenset[int] = frozenset()
         """Sessions whose chunks and states are wanted."""
         self._runners = runners
         self._inputs = inputs
+        self._model = model
         self._now_ms = now_ms
         self._on = False
         self._sessions: dict[int, WatchedSession] = {}
         self._still: set[int] = set()  # robots that were not sent an action since their last command to hold
         self._opened: list[int] = []
         self._closed: list[dict[str, Any]] = []
+        self._last: dict[int, dict[str, Any]] = {}  # the last news of sessions that were closed
 
     def start(self) -> None:
         """Begin to collect."""
@@ -124,6 +126,7 @@ class SessionWatch(SessionObserver):
         self._on, self.details = False, frozenset()
         self._opened.clear()
         self._closed.clear()
+        self._last.clear()
         for seen in self._sessions.values():
             seen.forget()
 
@@ -131,7 +134,6 @@ class SessionWatch(SessionObserver):
 
     def opened(self, session: OpenedSession) -> None:
         if session.single:
-            self.singles += 1
             return
         now_ms, number = self._now_ms(), session.number
         seen = self._sessions[number] = WatchedSession(opened=session, opened_ms=now_ms, since_ms=now_ms)
@@ -179,12 +181,13 @@ class SessionWatch(SessionObserver):
                 self._changed(session, seen, event)
 
     def closed(self, session: ClosedSession) -> None:
-        if self._sessions.pop(session.number, None) is None:
+        if (seen := self._sessions.pop(session.number, None)) is None:
             return
         self._still.discard(session.number)
         if self._on:
             end = {"code": session.end.code, "reason": session.end.reason.label}
             self._closed.append({"session": session.number, "time": self._now_ms(), **end})
+            self._last[session.number] = _news(seen, last=True)
 
     def _changed(self, number: int, seen: WatchedSession, event: ActionEvent | NoticeEvent) -> None:
         """A robot was sent HOLD, STOP or a notice."""
@@ -214,7 +217,8 @@ class SessionWatch(SessionObserver):
             found["opened"] = [self._whole(number) for number in new]
         if self._closed:
             found["closed"], self._closed = self._closed, []
-        found["sessions"] = {
+        found["sessions"], self._last = self._last, {}
+        found["sessions"] |= {
             number: self._update(number, seen, runners[number])
             for number, seen in self._sessions.items()
             if number in runners and (seen.changed or seen.shown != state_of(runners[number].session))
@@ -239,7 +243,9 @@ class SessionWatch(SessionObserver):
 
     def _whole(self, number: int) -> dict[str, Any]:
         seen = self._sessions[number]
-        return facts(seen.opened, seen.opened_ms) | {"status": self._status(number, seen, self._runners()[number])}
+        return facts(seen.opened, model=self._model, opened_ms=seen.opened_ms) | {
+            "status": self._status(number, seen, self._runners()[number])
+        }
 
     def _status(self, number: int, seen: WatchedSession, runner: SessionRunner) -> dict[str, Any]:
         return status(runner, since_ms=seen.since_ms, warnings=self.warnings(number))
@@ -247,11 +253,7 @@ class SessionWatch(SessionObserver):
     def _update(self, number: int, seen: WatchedSession, runner: SessionRunner) -> dict[str, Any]:
         seen.rates.append((seen.gaps, seen.gaps_ns))
         seen.shown = state_of(runner.session)
-        found = self._status(number, seen, runner)
-        found["frames"] = seen.frames
-        found["answers"] = _answers(seen)
-        found["outcomes"] = [[*outcome, count] for outcome, count in seen.outcomes.items()]
-        found["events"] = [_event(time_ms, event) for time_ms, event in seen.events]
+        found = self._status(number, seen, runner) | _news(seen)
         if number in self.details:
             found["detail"] = {
                 "chunks": [_chunk(time_ms, action) for time_ms, action in seen.chunks],
@@ -262,21 +264,32 @@ class SessionWatch(SessionObserver):
         return found
 
 
-def _answers(seen: WatchedSession) -> list[list[Any]]:
+def _news(seen: WatchedSession, *, last: bool = False) -> dict[str, Any]:
+    """All news of a session besides its status. last: it was closed."""
+    return {
+        "frames": seen.frames,
+        "answers": _answers(seen, last=last),
+        "outcomes": [[*outcome, count] for outcome, count in seen.outcomes.items()],
+        "events": [_event(time_ms, event) for time_ms, event in seen.events],
+    }
+
+
+def _answers(seen: WatchedSession, *, last: bool) -> list[list[Any]]:
     """The answers as numbers. The latency is the one that the robot measured on arrival, with the service's own for
     robots that report none; an answer waits one batch for that report.
     """
     ready = seen.late
     late: list[ActionEvent] = []
     for action in seen.answers:
-        (ready if action.seq <= seen.reported or not seen.reported else late).append(action)
+        known = last or not seen.reported or action.seq <= seen.reported
+        (ready if known else late).append(action)
     ages_ns, seen.late = seen.ages_ns, late
     found: list[list[Any]] = []
     for action in ready:
         age_ns = ages_ns.pop(action.seq, action.age_ns)
-        seam, timings = action.report.seam, action.timings
+        seam = action.report.seam
         how = "" if seam is Seam.NONE else seam.value
-        found.append([action.seq, age_ns / 1e6, action.server_ns / 1e6, timings.passes, action.unsettled, how])
+        found.append([action.seq, age_ns / 1e6, action.timings.passes, how])
     if not late:
         ages_ns.clear()
     return found

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from edgeflow_client.connection.credentials import Credentials
 from edgeflow_client.errors import StartError
 from edgeflow_client.loadtest.command import loadtest_command
 from edgeflow_client.loadtest.results import Results, results_json, results_of
@@ -202,12 +203,15 @@ async def test_the_command_judges(checkpoint, capsys, tmp_path):
     async with serving(checkpoint, **QUICK) as served:
         plan = plan_for(served, pattern=ClosedLoopPlan(2), count=10)
         met = await asyncio.to_thread(
-            loadtest_command, plan, {"max-age-p99": 1e6}, None, as_json=True, out=tmp_path / "out"
+            loadtest_command, plan, {"max-age-p99": 1e6}, Credentials(), as_json=True, out=tmp_path / "out"
         )
         content = json.loads(capsys.readouterr().out)
-        missed = await asyncio.to_thread(loadtest_command, plan, {"min-fps": 1e6}, None, as_json=False, out=None)
-        text = capsys.readouterr().out
+        missed = await asyncio.to_thread(
+            loadtest_command, plan, {"min-fps": 1e6}, Credentials(), as_json=False, out=None
+        )
+        text, progress = capsys.readouterr()
     assert (met, missed) == (0, 1)
     assert content["met"] is True and content["total"]["frames"]["offered"] >= 10
     assert "min-fps" in text and "NOT MET" in text
+    assert "live page: http://127.0.0.1:8000/" in progress
     assert len(list((tmp_path / "out").iterdir())) == 6

@@ -237,6 +237,8 @@ def test_a_rejected_robot_is_not_what_was_asked_for():
 def test_json_has_no_nan_and_the_folder_has_everything(tmp_path, drawn):
     run = measured([*busy(), Ledger(2)])
     run.opened[0] = FORECAST
+    for begin_ns in (run.begin_ns - 1, run.begin_ns, run.begin_ns + 5 * MS):  # the first one before the measurement
+        run.ledgers[2].happen(begin_ns, "hold", "INGRESS_SILENT")
     results = results_of(run, {"max-age-p99": 80.0, "min-fps": 2.0})
     write_folder(tmp_path, run, results)
     content = json.loads((tmp_path / "report.json").read_text(), parse_constant=lambda name: pytest.fail(name))
@@ -253,7 +255,8 @@ def test_json_has_no_nan_and_the_folder_has_everything(tmp_path, drawn):
     assert all("127.0.0.1:0, pipelined, 3 robots, as fast as answered, 1 s" in said(drawn[name]) for name in names)
     assert all("asked: p99 at most 80 ms" in said(drawn[name]) for name in ("age.png", "age-distribution.png"))
     assert "asked: at least 2 for each robot" in said(drawn["rate.png"])
-    assert "robot 2" in said(drawn["age.png"]) and "p90: 60.0 ms" in said(drawn["age-distribution.png"])
+    assert "robot 2" in said(drawn["age.png"]) and "p95: 60.0 ms" in said(drawn["age-distribution.png"])
+    assert "HOLD: 2" in said(drawn["age.png"]) and "STOP" not in said(drawn["age.png"])
     assert "rejected: 1" in said(drawn["dispositions.png"])
 
 

@@ -15,7 +15,8 @@ from foxglove.messages import Log
 from edgeflow_client.clock import ManualClock
 from edgeflow_client.recording.files import RETRY_NS, ROOM_NS, RecordingFile, RecordingFiles
 from edgeflow_client.recording.framing import Damage, read_records
-from edgeflow_client.recording.recorder import RecorderNews, RecorderSettings
+from edgeflow_client.recording.recorder import RecorderSettings
+from edgeflow_client.recording.supervision import RecorderNews
 
 
 class _Writer:

@@ -16,9 +16,10 @@ from websockets.sync.client import connect
 
 from edgeflow_client.errors import ConfigError
 from edgeflow_client.recording.reader import Recording
-from edgeflow_client.recording.recorder import Recorder, RecorderNews, RecorderSettings, wall_clock
+from edgeflow_client.recording.recorder import Recorder, RecorderSettings, wall_clock
 from edgeflow_client.recording.records import TOPIC
 from edgeflow_client.recording.ring import RecordRing
+from edgeflow_client.recording.supervision import RecorderNews
 from tests.client.recording.written import JPEG, RAW, SCHEMAS, answer, closing, frame, opening, put, recorded
 
 ROOT = Path(__file__).parents[3]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import re
 import threading
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from edgeflow.cli import app
+from edgeflow.lab.demo.command import open_page
 from edgeflow.model_paths import EMBEDDED_FLOW_POLICY, EMBEDDED_POLICY
 from edgeflow_client.errors import CheckpointError, ConfigError
 from tests.cases import by_night
+from tests.service.front_process import wait_for
 
 TOKENS, CHUNKS = {"serial", "pipelined", "speculative"}, {"serial", "pipelined"}
 
@@ -45,6 +51,7 @@ def test_the_demonstration_runs_to_its_end(options, expected, tmp_path):
         assert counts["acted"] <= received  # an action comes before its frame's ACTED
         assert 1 <= modes[name]["summary"]["actions"] <= counts["actions"]
     assert {path.suffix for path in out.iterdir()} == {".json", ".png"}
+    assert re.search(r"^live page while it runs: http://127\.0\.0\.1:\d+/$", printed, re.MULTILINE)
     assert report["verdict"][:40] in printed and "pipelined" in printed
     if "speculative" in expected:
         assert 1 <= report["conditions"]["passes_per_action"]["speculative"] < 7
@@ -63,6 +70,23 @@ def test_a_checkpoint_of_another_kind_than_is_named_is_rejected(kind, directory,
     with pytest.raises(ConfigError, match=rf"^policy: .* is of the family {named}, not of the kind"):
         demo("--model", str(directory), "--policy", kind, "--out", str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning")  # the opener is not waited for
+def test_the_page_opens_where_there_is_a_display(tmp_path, monkeypatch):
+    opened, page = tmp_path / "opened", "http://127.0.0.1:1/"
+    opener = tmp_path / "xdg-open"
+    opener.write_text(f'#!/bin/sh\necho "$1" > {opened}.new && mv {opened}.new {opened}\n')
+    opener.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    for display, shown in (("", False), (":0", True)):
+        monkeypatch.setenv("DISPLAY", display)
+        text = io.StringIO()
+        open_page(page, Console(file=text))
+        assert ("there is no display" in text.getvalue()) is not shown
+    wait_for(opened.exists)
+    assert opened.read_text() == f"{page}\n"
 
 
 def test_a_checkpoint_that_no_family_recognises_is_rejected(tmp_path):

@@ -34,7 +34,7 @@ NOISY = ServiceConfig(
 )
 RUNS: dict[str, dict[str, Any]] = {
     "demo depth 3": {"robots": 2, "answers": 12, "seed": 4},
-    "demo speculative, 2 bins, 3 passes": {"robots": 3, "answers": 20, "seed": 5},
+    "demo speculative, 2 bins, 3 passes": {"robots": 3, "answers": 20, "seed": 5, "other_paces": (Pace(3), Pace(1))},
     "demo-flow pipelined": {"robots": 3, "answers": 16},
     "demo-flow serial, rtc": {"robots": 2, "answers": 12},
     "act": {"robots": 3, "answers": 12},
@@ -77,6 +77,12 @@ def test_the_scripts_have_what_a_replay_may_trip_over(recorded):
     assert any(len(outcome.get("tokens", ())) > 1 for each in every for outcome in each.get("outcomes", ())), "drafts"
     answers = [answer for each in every for answer in each.get("answers", ())]
     assert any(answer["report"]["continues"] for answer in answers)
+    changing = recorded("demo speculative, 2 bins, 3 passes").recording.kinds("pass")
+    prompts = [
+        each for record in changing for each in record.get("planned", {}).get("segments", ()) if not each["stage"]
+    ]
+    drafts = {bool(each["drafts"]) for each in prompts if each["sequence"]["session"] == 1}
+    assert drafts == {True, False}, "the mode of the first robot changed"
 
 
 def test_a_checkpoint_that_was_moved_is_asked_for(tmp_path):

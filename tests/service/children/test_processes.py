@@ -64,6 +64,7 @@ def made() -> Iterator[tuple[ChildProcesses, ListeningChild]]:
         never,
         actions=lambda: None,  # type: ignore[arg-type,return-value]
         robots=None,  # type: ignore[arg-type]
+        operators=None,  # type: ignore[arg-type]
         watching=None,  # type: ignore[arg-type]
         health=Health(),
         tokens=Tokens(),  # type: ignore[arg-type]

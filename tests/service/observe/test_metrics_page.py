@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Info
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import generate_latest
 
+from edgeflow.service.gateway.events import GatewayMetrics
 from edgeflow.service.observe.board import BoardMonitor
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.observe.process_metrics import ChatMetrics, ProcessMetrics
@@ -27,7 +28,7 @@ ROW = re.compile(r"^\| `(edgeflow_\w+)` \| (\w+) \| ([^|]*)\| \S", re.MULTILINE)
 def exported() -> Iterator[tuple[str, str, frozenset[str]]]:
     """Name, type and labels of every metric; `process` is the label of those that several processes keep."""
     shared = set(vars(ProcessMetrics()))
-    for metrics in (Metrics(), ChatMetrics()):
+    for metrics in (Metrics(), ChatMetrics(), GatewayMetrics()):
         for attribute, metric in vars(metrics).items():
             if isinstance(metric, MetricWrapperBase):
                 (family,) = metric.describe()

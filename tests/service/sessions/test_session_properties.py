@@ -16,9 +16,10 @@ from edgeflow.contract import Chunk
 from edgeflow.ipc.messages import FrameDropped, FrameResult, SubmitFrame
 from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
 from edgeflow.service.sessions.frames import ActionEvent, End, Event, StatusEvent
+from edgeflow.service.sessions.orders import OperatorHold
 from edgeflow.service.sessions.rates import SessionRules
 from edgeflow.service.sessions.session import Session
-from edgeflow_client.errors import REQUEST_ERRORS, InvalidArgument, RequestError, ResourceExhausted
+from edgeflow_client.errors import REQUEST_ERRORS, FailedPrecondition, InvalidArgument, RequestError, ResourceExhausted
 from edgeflow_client.reasons import Reason
 from edgeflow_client.types import CameraSpec, Command, Disposition, ImageFormat
 from tests.service.scripted import SCHEMA
@@ -84,6 +85,7 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             frame = CheckedFrame(seq=seq, stamp_ns=self.now, images=(b"abc",), instruction=instruction)
             self.session.offer(frame, self.now)
+            assert not (self.session.holds.operator and self.session._frames), "held: nothing is in flight"
 
     @precondition(lambda self: self.alive and self.next_seq > 1)
     @rule(back=st.integers(1, 5))
@@ -216,6 +218,30 @@ class SessionMachine(RuleBasedStateMachine):
         assert epoch <= self.session.epoch <= epoch + times
         self.stopped = self.stopped and self.session.epoch == epoch
 
+    @precondition(lambda self: self.alive)
+    @rule(text=st.sampled_from(["", "door open"]))
+    def hold(self, text: str) -> None:
+        """An operator holds the robot."""
+        self.session.holds.hold_by(OperatorHold(text=text, by="", since_ms=0))
+        assert not self.session._frames
+
+    @precondition(lambda self: self.alive and self.session.holds.operator is not None)
+    @rule()
+    def resume(self) -> None:
+        self.session.holds.resume()
+
+    @precondition(lambda self: self.alive)
+    @rule(text=st.sampled_from(["first", "second", "fourth"]))
+    def instruct(self, text: str) -> None:
+        """An operator gives an instruction, which ends no fault."""
+        epoch, fault = self.session.epoch, self.session.answers.invalid.fault
+        try:
+            self.session.instruct(text)
+        except FailedPrecondition:
+            assert fault and self.session.epoch == epoch
+        else:
+            assert not fault and self.session.epoch == epoch + 1 and self.session.instruction == text
+
     @precondition(lambda self: self.worker_up and self.session.ring_wanted)
     @rule()
     def wake(self) -> None:
@@ -265,7 +291,7 @@ class SessionMachine(RuleBasedStateMachine):
             assert not event.values and not event.seq and event.reason
             self.stopped = event.command is Command.STOP
             return
-        assert event.epoch == epoch and not self.stopped
+        assert event.epoch == epoch and not self.stopped and self.session.holds.operator is None
         assert all(math.isfinite(value) for value in event.values)
         assert event.server_ns <= 1_500 * MS and event.age_ns >= event.server_ns
         assert not self.acted or event.seq > self.acted[-1], "an older action after a newer one"

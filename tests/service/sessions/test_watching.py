@@ -62,14 +62,30 @@ async def test_what_a_batch_takes_of_a_session_is_bounded(checkpoint):
         assert len(watch.batch(whole=False)["sessions"][number]["answers"]) == MOST_PER_BATCH
 
 
-async def test_single_actions_are_counted_and_not_shown(checkpoint):
+async def test_the_last_news_of_a_session_come_with_its_end(checkpoint):
+    async with serving(checkpoint) as served:
+        watch, robot = watch_of(served), served.robot()
+        number = (await robot.open()).session
+        watch.start()
+        await acts(robot, 1, 1)
+        await acts(robot, 2, 2, arrived=pb.Arrived(seq=1, age_ns=5))
+        await robot.send(pb.ClientMessage(close=pb.Close()))
+        await robot.rest()
+        await eventually(lambda: bool(watch._closed))
+        batch = watch.batch(whole=False)
+        assert [seq for seq, *_ in batch["sessions"][number]["answers"]] == [1, 2]
+        assert [each["session"] for each in batch["closed"]] == [number]
+        assert watch.batch(whole=False)["sessions"] == {}
+
+
+async def test_single_actions_are_not_shown(checkpoint):
     async with serving(checkpoint) as served:
         watch = watch_of(served)
         watch.start()
         open_message = pb.Open(cameras=[WRIST], instruction="go", control_period_ms=50)
         frame = pb.Frame(seq=1, stamp_ns=1, images=[pb.Image(data=JPEG)])
         await served.act(pb.ActRequest(open=open_message, frame=frame))
-        assert watch.singles == 1 and not watch.batch(whole=True)["whole"] and not watch.sessions()
+        assert not watch.batch(whole=True)["whole"] and not watch.sessions()
 
 
 async def test_warnings_of_rate_and_notices_are_in_force(checkpoint):

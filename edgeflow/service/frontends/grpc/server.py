@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -21,12 +22,14 @@ from edgeflow.service.frontends.grpc.codec import (
 )
 from edgeflow.service.frontends.grpc.stream import Context, StreamCall, action_message, unparsable
 from edgeflow.service.host.listen import address_text, bind
+from edgeflow.service.observation.requests import trace_context
 from edgeflow.service.observe.health import Health
 from edgeflow.service.observe.log import EventLog
 from edgeflow.service.security.auth import ADMIN, ANY, CONTROL, Authenticator, Caller, Role
 from edgeflow.service.security.tls import Tls
 from edgeflow.service.sessions.observers import Metrics
-from edgeflow.service.sessions.plane import ControlPlane, act_once
+from edgeflow.service.sessions.plane import ControlPlane
+from edgeflow.service.sessions.single import act_once
 from edgeflow_client.connection.wire import schema_message
 from edgeflow_client.errors import AddressError, EdgeflowError, RequestError
 from edgeflow_client.rpc import control_pb2 as pb
@@ -171,6 +174,8 @@ class ControlService:
             raise unparsable()
         caller, config = self._caller(context), self._plane.config
         opened, frame = check_act(request, config.alias, config.limits)
+        if config.trace.on:
+            opened = replace(opened, trace=trace_context(context.invocation_metadata() or ()))
         action, schema = await act_once(self._plane, opened, frame, caller)
         return pb.ActResponse(action=action_message(action), schema=schema_message(schema), ignored=opened.ignored)
 

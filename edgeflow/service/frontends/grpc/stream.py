@@ -17,7 +17,7 @@ from edgeflow.service.errors import error_of_code
 from edgeflow.service.frontends.grpc.checks import check_open, ignored_fields
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, Unparsable, check_frame
 from edgeflow.service.observation.checks import check_text
-from edgeflow.service.observation.requests import CheckedFrame, OpenRequest
+from edgeflow.service.observation.requests import CheckedFrame, OpenRequest, trace_context
 from edgeflow.service.security.auth import Caller
 from edgeflow.service.sessions.admission import SessionPlan
 from edgeflow.service.sessions.answers import SessionAnswers
@@ -81,7 +81,9 @@ class StreamCall:
             if isinstance(received, ParsedMessage) and received.message.WhichOneof("kind") == "open":
                 ignored = ignored_fields(received.message, received.source)
                 request = check_open(received.message.open, config.alias, config.limits, ignored)
-                return replace(request, receipts=RECEIPTS in map(tuple, self._context.invocation_metadata() or ()))
+                metadata = [tuple(each) for each in self._context.invocation_metadata() or ()]
+                trace = trace_context(metadata) if config.trace.on else ()
+                return replace(request, receipts=RECEIPTS in metadata, trace=trace)
             if rejections.exceeded(time.monotonic_ns()):
                 raise Aborted("too many messages before Open", reason=Reason.NOT_OPEN)
             await self._send(server_message(_rejected_before_open(received)))

@@ -12,7 +12,7 @@ from edgeflow.contract import Pace
 from edgeflow.ipc.messages import CloseSession, OpenSession
 from edgeflow.service.frontends.grpc.codec import ParsedMessage, check_act
 from edgeflow.service.security.auth import Caller
-from edgeflow.service.sessions.plane import act_once
+from edgeflow.service.sessions.single import act_once
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import JPEG, eventually, frame_message, open_message, serving
 from tests.service.scripted import Script
