@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from websockets.asyncio.client import ClientConnection, connect
 
+from benchmarks.chaos.process_facts import memory
 from edgeflow_client.errors import DependencyError
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -55,8 +56,10 @@ def button(words: str) -> str:
 class PageMemory:
     """Memory of a page, right after its garbage was collected."""
 
-    heap_bytes: int
-    """Objects of scripts, of the document, and the buffers of arrays."""
+    process_bytes: int
+    """The process of the tab, with its share of shared pages (Pss)."""
+    scripts_bytes: int
+    """Objects of scripts, and the buffers of their arrays."""
     nodes: int
     """Elements and texts, those outside the document included."""
     listeners: int
@@ -84,14 +87,17 @@ class Browser:
         target = await self.call("Target.createTarget", url="about:blank")
         attached = await self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)
         self._session = {"sessionId": attached["sessionId"]}
-        for domain in ("Network", "Page", "Runtime", "Log", "Audits", "DOM"):
+        for domain in ("Page", "Runtime", "Log", "Audits"):
             await self.call(f"{domain}.enable")
+        # Bodies that the tools keep would count as memory of the tab, and a stream of events never ends.
+        await self.call("Network.enable", maxTotalBufferSize=0, maxResourceBufferSize=0)
 
-    async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The result of a method of the protocol; RuntimeError with the browser's words."""
+    async def call(self, method: str, *, of_tab: bool = True, **params: Any) -> dict[str, Any]:
+        """The result of a method of the protocol, of the tab or the browser; RuntimeError with the browser's words."""
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
-        await self._socket.send(json.dumps({"id": number, "method": method, "params": params, **self._session}))
+        request = {"id": number, "method": method, "params": params, **(self._session if of_tab else {})}
+        await self._socket.send(json.dumps(request))
         answer = await asyncio.wait_for(self._waiting[number], WAIT_S)
         if "error" in answer:
             raise RuntimeError(f"{method}: {answer['error']}")
@@ -170,8 +176,10 @@ class Browser:
             await self.call("HeapProfiler.collectGarbage")
         heap = await self.call("Runtime.getHeapUsage")
         counted = await self.call("Memory.getDOMCounters")
-        bytes_held = sum(heap.get(kind, 0) for kind in ("usedSize", "embedderHeapUsedSize", "backingStorageSize"))
-        return PageMemory(int(bytes_held), counted["nodes"], counted["jsEventListeners"])
+        held = int(heap["usedSize"] + heap.get("backingStorageSize", 0))
+        processes = (await self.call("SystemInfo.getProcessInfo", of_tab=False))["processInfo"]
+        largest = max(memory(each["id"])["Pss"] for each in processes if each["type"] == "renderer")
+        return PageMemory(largest, held, counted["nodes"], counted["jsEventListeners"])
 
     def other_hosts(self, address: str) -> list[str]:
         """The addresses asked that are of another host than this one."""
