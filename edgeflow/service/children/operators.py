@@ -42,7 +42,7 @@ from edgeflow_client.types import Mode
 
 LOOK_NS, LOOKS = 50_000_000, 20  # time between two lists, and how many at once: each describes every session
 DEED_NS, DEEDS = 20_000_000, 50  # the same for actions
-MOST_CHANGES = 8  # of mode, at the same time
+MOST_CHANGES = 4  # of mode, at the same time: fewer than the gateway lets wait, so that a hold finds room
 ENDED_TEXT = "an operator ended the session"
 
 
@@ -194,9 +194,10 @@ class SessionOperators:
         return status(runner, since_ms=time.time_ns() // 1_000_000)
 
     def _audit(self, message: Operate, rejected: str = "") -> None:
-        """Who did what to which session; never the texts."""
+        """Who did what to which session; never the texts. No deed is left out of the log, however many there are."""
         caller = message.caller
-        self._log.event(
+        write = self._log.event if rejected else self._log.audit
+        write(
             "operator",
             action=message.action,
             session=message.session,
