@@ -125,7 +125,11 @@ MUTANTS = [
         "tests/service/sessions/test_session.py",
     ),
     Mutant("self.held, self._begun = False, True", "self._begun = True", "tests/service/sessions/test_session.py"),
-    Mutant("if self.answers.invalid.fault:", "if False:", "tests/service/sessions/test_session.py"),
+    Mutant(
+        "if self.answers.invalid.fault:\n            self._silence",
+        "if False:\n            self._silence",
+        "tests/service/sessions/test_session.py",
+    ),
     Mutant("self.answers.halt(Reason.EPOCH_CHANGED)", "pass", "tests/service/sessions/test_continued.py"),
     Mutant(
         "self.fault = self._in_a_row >= INVALID_IN_A_ROW",
@@ -139,7 +143,7 @@ MUTANTS = [
     ),
     Mutant("and last.seq + last.frames == event.seq", "", "tests/service/sessions/test_rules.py"),
     Mutant(
-        "if command is Command.STOP or not self.answers.invalid.fault:",
+        "if command is Command.STOP or not self._answers.invalid.fault:",
         "if True:",
         "tests/service/sessions/test_session.py",
     ),
@@ -158,7 +162,16 @@ MUTANTS = [
     Mutant(
         "self.supersede(self.ready.track if self.ready else None)", "pass", "tests/service/sessions/test_session.py"
     ),
-    Mutant("        self._withdraw_if_old(now_ns)\n", "", "tests/service/sessions/test_session.py"),
+    Mutant(
+        "            self.holds.withdraw_if_old(ready, now_ns, delay_ns)\n",
+        "",
+        "tests/service/sessions/test_session.py",
+    ),
+    Mutant(
+        "if self.operator is not None and command is Command.HOLD:",
+        "if False:",
+        "tests/service/sessions/test_orders.py",
+    ),
     Mutant(
         "return 2 * abs(passed_ns - went_ns) <= went_ns", "return True", "tests/service/sessions/test_wrong_stamps.py"
     ),

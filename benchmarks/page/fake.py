@@ -7,7 +7,6 @@ each stream can be opened at any time, and two viewers see the same.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import json
 import math
@@ -73,7 +72,6 @@ class FakePageService:
             *page_routes(documents=False),
             Route("/events", self._events),
             Route("/events/images/{session:int}/{camera:int}", self._picture),
-            Route("/v1/models", self._models),
             Route("/admin/v1/demo-robot", self._demo_robot),
             Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
         ]
@@ -151,7 +149,6 @@ class FakePageService:
             yield event("log", self._line(until_ms))
 
     def _hello(self, at_ms: int) -> dict[str, Any]:
-        host = self.address.removeprefix("http://")
         return {
             "time": self._begun_ms + at_ms,
             "version": "0.0.0",
@@ -160,7 +157,7 @@ class FakePageService:
             "log": [self._line(each) for each in range(at_ms - 60_000, at_ms, 5 * SECOND_MS)],
             "models": self._listed(),
             "may": {"operate": True, "chat": True, "demo": True},
-            "addresses": {"grpc": "127.0.0.1:50051", "robots": "127.0.0.1:8002", "http": host},
+            "addresses": {"grpc": "127.0.0.1:50051", "robots": "127.0.0.1:8002"},
             "tokens": bool(self.scene.token),
             "tls": False,
         }
@@ -170,13 +167,11 @@ class FakePageService:
         wave = math.sin(at_ms / 20_000)
         return {
             "state": "ready",
-            "uptime_s": at_ms / 1000,
-            "worker": {"state": "ready", "restarts": 0, "device": "cpu", "memory": 412_000_000},
+            "worker": {"state": "ready", "restarts": 0, "device": "cpu"},
             "standby": "ready",
             "passes": {"per_s": 70.0 * robots, "ms": 8.2 + wave, "forecast_ms": 8.0},
             "share": min(0.03 * robots + 0.02 * (1 + wave), 1.0),
             "share_left": max(0.8 - 0.04 * robots, 0.0),
-            "forecasts": ["auto: 20 actions per second, 38 ms old"],
             "chat": {"model": "assistant", "queue": 1, "most": 16, "running": True},
             "recording": "",
             "warnings": hostile_log(at_ms)["values"]["texts"] if self.scene.hostile else [],
@@ -203,9 +198,6 @@ class FakePageService:
             {"id": facts["model"], **policy, "clients": clients, **common},
             {"id": "assistant", "max_model_len": 4096, "images": True, **common},
         ]
-
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": self._listed()})
 
     async def _demo_robot(self, _: Request) -> Response:
         return JSONResponse({"running": False})
@@ -249,26 +241,3 @@ def _drawn(session: int, camera: int) -> bytes:
     file = io.BytesIO()
     Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
     return file.getvalue()
-
-
-async def _served(scene: PageScene) -> None:
-    async with FakePageService(scene) as service:
-        print(service.address, flush=True)
-        await asyncio.Event().wait()
-
-
-def main() -> None:
-    """Serve until interrupted, for a look."""
-    from benchmarks.command import options
-
-    parser = options(__doc__)
-    parser.add_argument("--robots", type=int, default=4)
-    parser.add_argument("--hostile", action="store_true")
-    parser.add_argument("--speed", type=float, default=1.0)
-    given = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_served(PageScene(robots=given.robots, hostile=given.hostile, speed=given.speed)))
-
-
-if __name__ == "__main__":
-    main()

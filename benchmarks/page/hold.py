@@ -10,13 +10,10 @@ service and browser share the processors.
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,11 +22,13 @@ from benchmarks.chaos.sdk_robot import Fleet
 from benchmarks.chaos.service import ServiceUnderTest, light_policy
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.page.browser import Browser, browser, button
+from edgeflow_client.connection.http import HttpService
 
 RATE_HZ, POLL_S = 20.0, 0.002
 HOLD, RESUME = button("HOLD"), button("Resume")
 BAR_MS = 50.0
 REASON = "OPERATOR_HOLD"
+SESSIONS = "/admin/v1/sessions"
 SPREAD_S = 0.05
 """Waited at random before a hold, so that holds meet frames at every point of their period."""
 
@@ -43,8 +42,10 @@ def main() -> None:
     with light_policy(1, chat={"enabled": False}, **OVERCOMMIT) as config, ServiceUnderTest(config) as service:
         fleet = Fleet(service.address, 1, RATE_HZ, POLL_S)
         with fleet:
-            clicked = asyncio.run(_by_page(service, fleet, arguments.count))
-            asked = _by_http(service, fleet, arguments.count)
+            http = HttpService("127.0.0.1", service.port("http"))
+            path = f"{SESSIONS}/{http.call('GET', SESSIONS)['sessions'][0]['session']}"
+            clicked = asyncio.run(_by_page(f"{http.address}/#robot-{Path(path).name}", fleet, arguments.count))
+            asked = _by_http(http, path, fleet, arguments.count)
             fleet.finish()
     figures = {"page": _figures(clicked), "http": _figures(asked)}
     for what, each in figures.items():
@@ -55,13 +56,12 @@ def main() -> None:
     raise SystemExit(0 if met else 1)
 
 
-async def _by_page(service: ServiceUnderTest, fleet: Fleet, count: int) -> list[float]:
+async def _by_page(address: str, fleet: Fleet, count: int) -> list[float]:
     """Milliseconds of holds by the button."""
-    session = _sessions(service)[0]["session"]
     with tempfile.TemporaryDirectory(prefix="edgeflow-profile-") as folder:
         async with browser(Path(folder)) as tab:
             await tab.appear(1280, 800, dark=False)
-            await tab.open(f"http://127.0.0.1:{service.port('http')}/#robot-{session}")
+            await tab.open(address)
             await tab.until(HOLD)
             found = []
             for number in range(count):
@@ -82,17 +82,16 @@ async def _click_hold(tab: Browser, fleet: Fleet, seed: int) -> float:
     return took_ms
 
 
-def _by_http(service: ServiceUnderTest, fleet: Fleet, count: int) -> list[float]:
+def _by_http(http: HttpService, path: str, fleet: Fleet, count: int) -> list[float]:
     """Milliseconds of holds by a request."""
-    session = _sessions(service)[0]["session"]
     found = []
     for number in range(count):
         time.sleep(SPREAD_S * _share(number))
         asked_ns = time.monotonic_ns()
-        _request(service, "POST", f"/admin/v1/sessions/{session}/hold", {"reason": "measured"})
+        http.call("POST", f"{path}/hold", {"reason": "measured"})
         found.append(_until_held(fleet, asked_ns))
         resumed_ns = time.monotonic_ns()
-        _request(service, "POST", f"/admin/v1/sessions/{session}/resume", {})
+        http.call("POST", f"{path}/resume", {})
         fleet.wait("act", resumed_ns)
     return found
 
@@ -103,25 +102,6 @@ def _until_held(fleet: Fleet, since_ns: int) -> float:
     if change.reason != REASON:
         raise RuntimeError(f"the robot holds for another reason: {change.reason}")
     return (change.at_ns - since_ns) / 1e6
-
-
-def _sessions(service: ServiceUnderTest) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = _request(service, "GET", "/admin/v1/sessions")["sessions"]
-    return found
-
-
-def _request(service: ServiceUnderTest, method: str, path: str, body: object = None) -> dict[str, Any]:
-    link = http.client.HTTPConnection("127.0.0.1", service.port("http"), timeout=10)
-    try:
-        text = None if body is None else json.dumps(body)
-        link.request(method, path, text, {"content-type": "application/json"} if text else {})
-        answer = link.getresponse()
-        found: dict[str, Any] = json.loads(answer.read() or b"{}")
-    finally:
-        link.close()
-    if answer.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"{method} {path}: status {answer.status}: {found}")
-    return found
 
 
 def _share(seed: int) -> float:

@@ -73,7 +73,6 @@ class SimulatedRobot:
             "period_ms": 1000 / self.rate_hz,
             "max_age_ms": 400,
             "mode": MODES[self.index % len(MODES)],
-            "chunks": True,
         }
 
     def status(self, at_ms: int) -> dict[str, Any]:
@@ -124,9 +123,8 @@ class SimulatedRobot:
         """The age of the answer to a frame."""
         return 35 + 3 * self.index + 8 * math.sin(seq / 9) + (30 if seq % 97 == 0 else 0)
 
-    def _answer(self, seq: int) -> list[float]:
-        latency_ms = self.latency_ms(seq)
-        return [seq, latency_ms, latency_ms - 4, 1 + seq % 3, int(seq % 50 == 0), int(seq % 20 == 0)]
+    def _answer(self, seq: int) -> list[float | str]:
+        return [seq, self.latency_ms(seq), 1 + seq % 3, "continued" if seq % 20 == 0 else ""]
 
     def _detail(self, seqs: range, until_ms: int) -> dict[str, Any]:
         rows = [[math.sin(until_ms / 1500 + row / 4 + column) for column in range(WIDTH)] for row in range(HORIZON)]

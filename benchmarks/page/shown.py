@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from benchmarks.chaos.robots import OVERCOMMIT
 from benchmarks.chaos.service import ServiceUnderTest, Surroundings
 from benchmarks.command import keep, machine_facts, options
 from benchmarks.page.browser import Browser, browser
+from benchmarks.recording.overhead import load
 from tests.stub_policy import environment, stub_checkpoint
 
 LOADS = ((2, 1), (1, 2), (1, 4))
@@ -80,7 +80,7 @@ async def _both(
         async with browser(Path(folder)) as tab:
             await tab.appear(1280, 800, dark=False)
             await tab.open(f"http://127.0.0.1:{service.port('http')}")
-            tests = [asyncio.to_thread(_load, service.address, *load, seconds) for load in LOADS]
+            tests = [asyncio.to_thread(load, service.address, seconds, *each) for each in LOADS]
             reading = asyncio.create_task(_shown(tab, seconds))
             reports = await asyncio.gather(*tests)
             return await reading, {rate: found for (_, rate), found in zip(LOADS, reports, strict=True)}
@@ -104,14 +104,6 @@ async def _shown(tab: Browser, seconds: float) -> dict[int, list[tuple[float, fl
         )
         await asyncio.sleep(READ_EVERY_S)
     return found
-
-
-def _load(address: str, robots: int, rate_hz: int, seconds: float) -> dict[str, Any]:
-    words = [sys.executable, "-m", "edgeflow.cli", "loadtest", address, "--json", "--robots", f"{robots}"]
-    words += ["--rate", f"{rate_hz}", "--duration", f"{seconds:g}s", "--camera", "320x240"]
-    done = subprocess.run(words, stdout=subprocess.PIPE, check=False)  # 1: the machine was late
-    total: dict[str, Any] = json.loads(done.stdout)["total"]
-    return total
 
 
 def _row(rate_hz: int, measured: dict[str, Any], shown: list[tuple[float, float]]) -> dict[str, Any]:

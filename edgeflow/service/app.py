@@ -114,7 +114,7 @@ class Service:
             observers=[*observers, self._watch],
         )
         standby = (lambda: workers.standby) if launch is None else (lambda: "off")
-        self._vitals = ServiceVitals(config, self, standby, lambda: self._watch.singles, clock)
+        self._vitals = ServiceVitals(config, self, standby, clock)
         self._tokens = TokensFile(config.tokens_file, log)
         peers = [each for front in config.frontends.dialects.values() for each in front.peers]
         self._authenticator = Authenticator(self._tokens.entries, self.metrics, log, peers=peers)

@@ -32,24 +32,14 @@ class ShownService(Protocol):
 
 
 class ServiceVitals:
-    """Describes the service for live pages. standby: state of the worker in reserve. singles: counts single actions."""
+    """Describes the service for live pages. standby: state of the worker in reserve."""
 
-    def __init__(
-        self,
-        config: ServiceConfig,
-        service: ShownService,
-        standby: Callable[[], str],
-        singles: Callable[[], int],
-        clock: Clock,
-    ) -> None:
+    def __init__(self, config: ServiceConfig, service: ShownService, standby: Callable[[], str], clock: Clock) -> None:
         self._config = config
         self._service = service
         self._standby = standby
-        self._singles = singles
         self._clock = clock
-        self._started_ns = clock.now_ns()
         self._pongs: deque[tuple[int, Pong]] = deque(maxlen=KEPT)
-        self._counted = (self._started_ns, 0)
 
     def pong(self, message: Pong) -> None:
         """The worker reported its passes."""
@@ -63,21 +53,14 @@ class ServiceVitals:
         passes, share = self._passes(now_ns)
         return {
             "state": self._service.health.state.value,
-            "uptime_s": round((now_ns - self._started_ns) / 1e9, 1),
             "worker": self._worker(status),
             "standby": self._standby(),
             "passes": passes,
             "share": share,
             "share_left": self._share_left(),
-            "acts_per_s": self._acts_per_s(now_ns),
-            "forecasts": [f"{mode}: {fps:.1f} answers/s, {age_ms:.1f} ms" for mode, fps, age_ms in status.forecasts],
             "recording": status.recording,
             "warnings": [*status.warnings, *self._warnings()],
-            "addresses": {
-                "grpc": status.grpc_address,
-                "robots": status.robots_address,
-                "http": status.http_address,
-            },
+            "addresses": {"grpc": status.grpc_address, "robots": status.robots_address},
         }
 
     def _worker(self, status: ServiceStatus) -> dict[str, Any]:
@@ -87,7 +70,6 @@ class ServiceVitals:
             "state": "ready" if self._service.plane.worker is not None else "starting" if newest is None else "lost",
             "restarts": round(sum(restarts)),
             "device": newest.device if newest is not None else status.device,
-            "memory": newest.memory if newest is not None else status.memory,
         }
 
     def _passes(self, now_ns: int) -> tuple[dict[str, float] | None, float | None]:
@@ -125,11 +107,6 @@ class ServiceVitals:
             fps = most.get(_name(plan.pace, plan.stages), 0.0)
             left -= plan.forecast.begun_fps / fps if fps else 0.0
         return max(left, 0.0) if most else None
-
-    def _acts_per_s(self, now_ns: int) -> float:
-        """Sessions of one frame per second since the last call."""
-        (then_ns, before), self._counted = self._counted, (now_ns, self._singles())
-        return (self._counted[1] - before) * 1e9 / max(now_ns - then_ns, 1)
 
     def _warnings(self) -> list[str]:
         found = []

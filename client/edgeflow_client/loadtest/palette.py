@@ -30,13 +30,6 @@ QUANTITIES: Final = {
 }
 """Colours of lines, bars and shapes, by quantity: latency and its parts, commands, and outcomes of frames."""
 
-WORDS: Final = {
-    "acted": ("#005C30", "#E2F3EA"),
-    "hold": ("#7A4800", "#FCEFD9"),
-    "stop": ("#8C0F1E", "#FBE5E7"),
-}
-"""Colours of text and its ground for the commands, readable by 4.5 to 1."""
-
 # Okabe and Ito's colours and one of Tol's.
 BLUE, VERMILION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, WINE = "#56B4E9", "#CC79A7", "#882255"

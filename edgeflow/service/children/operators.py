@@ -7,9 +7,10 @@ the session again in a thread, one at a time per session.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -71,21 +72,12 @@ class SessionOperators:
 
     def take(self, gateway: ChildSupervisor, message: Operate) -> None:
         """Do what an operator asks for, and answer."""
-        try:
+        with self._rejecting(gateway, message):
             self._check(message)
-            answer = self._look(message)
-            if answer is None and message.action == "mode":
+            if message.action == "mode":
                 self._begin_change(gateway, message)
-                return
-            if answer is None:
-                answer = self._act(message)
-        except EdgeflowError as error:
-            self._reject(gateway, message, error)
-        except Exception as error:
-            text = f"internal error, incident {self._log.incident('operator', error)}"
-            self._reject(gateway, message, EdgeflowError(text))
-        else:
-            _send(gateway, message, answer)
+            else:
+                _send(gateway, message, self._answer(message))
 
     async def close(self) -> None:
         """End the simulated robot and changes of mode; idempotent."""
@@ -104,23 +96,18 @@ class SessionOperators:
             text = "operators ask too often"
             raise ResourceExhausted(text, reason=Reason.RATE_EXCEEDED, retry_after_ms=RETRY_AFTER_MS)
 
-    def _look(self, message: Operate) -> dict[str, Any] | None:
-        """The answer to a question; None for an action."""
+    def _answer(self, message: Operate) -> dict[str, Any]:
+        """The answer to a question, or to an action that is done."""
         match message.action:
             case "list":
                 return {"sessions": self._shown()}
             case "robot":
                 return self._robot.state()
-        return None
-
-    def _act(self, message: Operate) -> dict[str, Any]:
-        match message.action:
-            case "start-robot":
-                self._robot.start(message.token)
-                self._audit(message)
-                return self._robot.state()
-            case "stop-robot":
-                self._robot.stop()
+            case "start-robot" | "stop-robot":
+                if message.action == "start-robot":
+                    self._robot.start(message.token)
+                else:
+                    self._robot.stop()
                 self._audit(message)
                 return self._robot.state()
         runner = self._runner(message)
@@ -165,15 +152,10 @@ class SessionOperators:
         self, gateway: ChildSupervisor, message: Operate, runner: SessionRunner, request: OpenRequest
     ) -> None:
         try:
-            await self._plane.change_mode(message.session, request)
-        except EdgeflowError as error:
-            self._reject(gateway, message, error)
-        except Exception as error:
-            text = f"internal error, incident {self._log.incident('operator', error)}"
-            self._reject(gateway, message, EdgeflowError(text))
-        else:
-            self._audit(message)
-            _send(gateway, message, self._status(runner))
+            with self._rejecting(gateway, message):
+                await self._plane.change_mode(message.session, request)
+                self._audit(message)
+                _send(gateway, message, self._status(runner))
         finally:
             del self._changing[message.session]
 
@@ -205,6 +187,17 @@ class SessionOperators:
             peer=caller.peer,
             **({"rejected": rejected} if rejected else {}),
         )
+
+    @contextlib.contextmanager
+    def _rejecting(self, gateway: ChildSupervisor, message: Operate) -> Iterator[None]:
+        """Answer the errors of the context."""
+        try:
+            yield
+        except EdgeflowError as error:
+            self._reject(gateway, message, error)
+        except Exception as error:
+            text = f"internal error, incident {self._log.incident('operator', error)}"
+            self._reject(gateway, message, EdgeflowError(text))
 
     def _reject(self, gateway: ChildSupervisor, message: Operate, error: EdgeflowError) -> None:
         answer = Operated(request=message.request, code=error.code, text=error.text.removeprefix("open."))

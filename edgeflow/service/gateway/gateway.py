@@ -295,7 +295,7 @@ def _labelled(line: str, process: str) -> str:
 def build_app(config: ServiceConfig, control: ControlView, chat: ChatSide | None, shown: Gateway) -> Starlette:
     """Build the application. Documentation pages are served on loopback only."""
     routes = [*_act(Observations(config), control, shown), *_state(control, shown), *_chat(chat, shown)]
-    routes += [*event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))]
+    routes += event_routes(lambda: shown.viewers, lambda caller: shown.hello(caller))
     routes += picture_routes(lambda: shown.viewers)
     routes += operator_routes(lambda: shown.operators)
     documents = document_routes(routes) if is_loopback(config.http.host) else []

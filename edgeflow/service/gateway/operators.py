@@ -21,7 +21,7 @@ from edgeflow.service.http.answers import CALLER
 from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json, parse_number
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import DEMO_ROBOT, SESSIONS
-from edgeflow.service.security.auth import SCHEMES
+from edgeflow.service.security.auth import shown_token
 from edgeflow_client.errors import (
     RETRY_AFTER_MS,
     DeadlineExceeded,
@@ -158,7 +158,7 @@ def operator_routes(requests: Callable[[], OperatorRequests]) -> list[Route]:
     async def robot(request: Request) -> Response:
         asked: dict[str, Any] = {"action": ROBOT_ACTIONS.get(request.method, "robot"), "caller": request.scope[CALLER]}
         if request.method == "POST":
-            asked["token"] = _token(request)
+            asked["token"] = shown_token(request.headers.get("authorization", ""))
         return _json(await requests().ask(**asked))
 
     return [
@@ -189,13 +189,6 @@ def _number(text: str) -> int:
     if number is None:
         raise NotFound("must be the number of an open session", field="session")
     return number
-
-
-def _token(request: Request) -> str:
-    """The token that the caller showed; "" without one."""
-    shown = request.headers.get("authorization", "")
-    scheme = next((each for each in SCHEMES if shown.startswith(each)), "")
-    return shown.removeprefix(scheme).strip() if scheme else ""
 
 
 def _busy() -> ResourceExhausted:

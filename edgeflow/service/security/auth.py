@@ -167,9 +167,9 @@ class Authenticator:
                 reason=Reason.NO_TOKEN,
             )
         found = None
-        scheme = next((each for each in SCHEMES if credentials[0].startswith(each)), "")
-        if len(credentials) == 1 and scheme and len(credentials[0]) <= MAX_CREDENTIAL:
-            shown = digest(credentials[0].removeprefix(scheme).strip())
+        token = shown_token(credentials[0])
+        if len(credentials) == 1 and token and len(credentials[0]) <= MAX_CREDENTIAL:
+            shown = digest(token)
             for entry in entries:  # all of them, so that timing reveals nothing
                 if hmac.compare_digest(shown, entry.sha256):
                     found = entry
@@ -212,6 +212,12 @@ class TokensFile:
 def digest(token: str) -> str:
     """The hash of a token, as stored in the file."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def shown_token(credentials: str) -> str:
+    """The token in the header `authorization`; "" without one."""
+    scheme = next((each for each in SCHEMES if credentials.startswith(each)), "")
+    return credentials.removeprefix(scheme).strip() if scheme else ""
 
 
 def write_entries(entries: Sequence[TokenEntry]) -> bytes:

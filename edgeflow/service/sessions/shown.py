@@ -75,7 +75,6 @@ def facts(opened: OpenedSession, *, model: str, opened_ms: int) -> dict[str, Any
         "period_ms": request.control_period_ns / 1e6,
         "max_age_ms": None if age_ns is None else age_ns / 1e6,
         "mode": opened.plan.mode.value,
-        "chunks": request.chunks,
     }
 
 

@@ -94,7 +94,7 @@ class SessionWatch(SessionObserver):
     """Watches sessions for live pages.
 
     runners: the open sessions. inputs: the needs of the policy, None while no worker is ready. model: the
-    service's name for it. Sessions of one frame are only counted, in `singles`.
+    service's name for it. Sessions of one frame are left out.
     """
 
     def __init__(
@@ -104,7 +104,6 @@ class SessionWatch(SessionObserver):
         model: str = "",
         now_ms: Callable[[], int] = unix_ms,
     ) -> None:
-        self.singles = 0
         self.details: frozenset[int] = frozenset()
         """Sessions whose chunks and states are wanted."""
         self._runners = runners
@@ -135,7 +134,6 @@ class SessionWatch(SessionObserver):
 
     def opened(self, session: OpenedSession) -> None:
         if session.single:
-            self.singles += 1
             return
         now_ms, number = self._now_ms(), session.number
         seen = self._sessions[number] = WatchedSession(opened=session, opened_ms=now_ms, since_ms=now_ms)
@@ -289,9 +287,9 @@ def _answers(seen: WatchedSession, *, last: bool) -> list[list[Any]]:
     found: list[list[Any]] = []
     for action in ready:
         age_ns = ages_ns.pop(action.seq, action.age_ns)
-        seam, timings = action.report.seam, action.timings
+        seam = action.report.seam
         how = "" if seam is Seam.NONE else seam.value
-        found.append([action.seq, age_ns / 1e6, action.server_ns / 1e6, timings.passes, action.unsettled, how])
+        found.append([action.seq, age_ns / 1e6, action.timings.passes, how])
     if not late:
         ages_ns.clear()
     return found

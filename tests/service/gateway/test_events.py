@@ -85,7 +85,9 @@ async def test_hello_is_complete_and_a_session_shows_in_order(checkpoint):
             name, hello = await page.next()
             assert name == "hello" and hello["version"] == __version__ and hello["tokens"] is hello["tls"] is False
             assert hello["may"] == {"operate": True, "chat": False, "demo": False}
-            assert hello["addresses"]["http"] == served.http and hello["models"][0]["id"] == "demo"
+            assert (
+                hello["addresses"]["grpc"] == served.service.status.grpc_address and hello["models"][0]["id"] == "demo"
+            )
             assert hello["service"]["worker"]["state"] == hello["service"]["state"] == "ready"
             assert hello["service"]["chat"] is None and hello["service"]["standby"] == "off"
             assert "session_opened" in [line["event"] for line in hello["log"]]
@@ -105,7 +107,7 @@ async def test_hello_is_complete_and_a_session_shows_in_order(checkpoint):
                 update = await page.update(number, "frames")
                 assert update["state"] == "acting"
                 answers, frames = answers + update["answers"], frames + update["frames"]
-            assert [(seq, *rest) for seq, _, _, *rest in answers] == [(seq, 3, 0, "") for seq in (1, 2, 3)]
+            assert [(seq, *rest) for seq, _, *rest in answers] == [(seq, 3, "") for seq in (1, 2, 3)]
             assert frames == 3
             served.script.valid = False
             await robot.frame(4)
@@ -136,7 +138,7 @@ async def test_latency_is_what_the_robot_measured(checkpoint):
         while len(found) < 3:
             found += (await page.update(number, "answers"))["answers"]
     assert [(seq, latency) for seq, latency, *_ in found[:2]] == [(1, 70.0), (2, 80.0)]
-    assert found[2][1] < 60  # the service's own, since no frame reported it
+    assert found[2][1] not in (70.0, 80.0)  # the service's own, since no frame reported it
 
 
 async def test_texts_of_robots_cross_whole(checkpoint):

@@ -78,14 +78,14 @@ async def test_the_last_news_of_a_session_come_with_its_end(checkpoint):
         assert watch.batch(whole=False)["sessions"] == {}
 
 
-async def test_single_actions_are_counted_and_not_shown(checkpoint):
+async def test_single_actions_are_not_shown(checkpoint):
     async with serving(checkpoint) as served:
         watch = watch_of(served)
         watch.start()
         open_message = pb.Open(cameras=[WRIST], instruction="go", control_period_ms=50)
         frame = pb.Frame(seq=1, stamp_ns=1, images=[pb.Image(data=JPEG)])
         await served.act(pb.ActRequest(open=open_message, frame=frame))
-        assert watch.singles == 1 and not watch.batch(whole=True)["whole"] and not watch.sessions()
+        assert not watch.batch(whole=True)["whole"] and not watch.sessions()
 
 
 async def test_warnings_of_rate_and_notices_are_in_force(checkpoint):

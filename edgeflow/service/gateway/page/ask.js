@@ -3,7 +3,7 @@
 import { attribute, foreign, h, match, outside, put, show } from "./dom.js";
 import { button, checkbox, errorText, field } from "./panel.js";
 import { chatModel, robotFacts, robotLine } from "./prompt.js";
-import { ApiError } from "./stream.js";
+import { ApiError, events } from "./stream.js";
 
 const PROMPT_TOKENS = 1500;
 const ANSWER_TOKENS = 256; // room for an answer
@@ -170,9 +170,9 @@ export class Ask {
     const options = { method: "POST", headers, body: JSON.stringify(body), signal };
     const response = await this.api.fetch("/v1/chat/completions", options);
     if (!response.ok) throw new ApiError(response.status, (await response.json()).error);
-    for await (const event of dataLines(response.body)) {
-      if (signal.aborted || event === "[DONE]") return;
-      const part = JSON.parse(event);
+    for await (const [, data] of events(response.body)) {
+      if (signal.aborted || data === "[DONE]") return;
+      const part = JSON.parse(data);
       if (part.error) throw new ApiError(response.status, part.error);
       const piece = part.choices?.[0]?.delta?.content;
       if (piece) this.answer.append(piece);
@@ -197,18 +197,5 @@ export class Ask {
     const text = errorText(error);
     if (error?.code === "RESOURCE_EXHAUSTED") return `${text}. Other questions are being answered: ask again in a moment.`;
     return text.includes("no chat model") ? NO_MODEL : text;
-  }
-}
-
-/** The data of server-sent events, one at a time. */
-async function* dataLines(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
   }
 }

@@ -4,8 +4,6 @@ import { Canvas, drawSpark } from "./charts.js";
 import { attribute, foreign, h, mark, match, outside, put, show } from "./dom.js";
 import { count, duration, known, lasting, meaning, rate, span, stateOf } from "./words.js";
 
-const FEW = 2; // pictures of a card with room
-
 /** A state as word and shape. */
 export class StateBadge {
   constructor() {
@@ -56,7 +54,7 @@ class Card {
     this.task = foreign("p", "task");
     this.mode = foreign("span", "mode");
     this.warnings = h("span", { class: "warn-count", hidden: true });
-    this.pictures = (robot.facts.cameras ?? []).slice(0, FEW).map((_, camera) => pictures.of(robot, camera));
+    this.pictures = (robot.facts.cameras ?? []).slice(0, 1).map((_, camera) => pictures.of(robot, camera));
     const of = robot.facts.period_ms ? ` of ${rate(1000 / robot.facts.period_ms)}` : "";
     this.element = h(
       "article",

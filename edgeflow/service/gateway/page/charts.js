@@ -55,7 +55,7 @@ export class Canvas {
 }
 
 /** A step of 1, 2 or 5 times a power of ten, so that `range` has about `parts` of them. */
-export function niceStep(range, parts) {
+function niceStep(range, parts) {
   const rough = range / parts || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((each) => each * power >= rough * 0.999);

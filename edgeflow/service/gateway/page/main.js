@@ -22,7 +22,7 @@ class Page {
   constructor() {
     this.store = new Store();
     this.api = new Api(() => this.token.headers());
-    this.token = new Token(byId("token"), { api: this.api, store: this.store });
+    this.token = new Token(byId("token"));
     this.pictures = new Pictures(this.api, this.store);
     const both = { api: this.api, store: this.store, pictures: this.pictures };
     this.cards = new Cards(byId("cards"), both);
@@ -99,10 +99,9 @@ class Page {
 
   async #connection(state, error = null) {
     const before = this.store.connection;
-    const since = before.state === state ? before.since : Date.now();
-    this.store.connection = { state, since, error };
-    if (state === "lost" && before.state === "live") this.news.push("The connection to the service was lost.");
-    if (state === "live" && before.state === "lost") this.news.push("Connected again.");
+    this.store.connection = state;
+    if (state === "lost" && before === "live") this.news.push("The connection to the service was lost.");
+    if (state === "live" && before === "lost") this.news.push("Connected again.");
     this.draw();
     if (state !== "token") return;
     await (error.status === 403 || this.token.headers().authorization ? this.token.forget(error.text) : this.token.ask("This service shows its robots with an access token."));
@@ -134,7 +133,7 @@ class Page {
     show(byId("robots"), robots.length > 0 && !focus);
     show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
-    const [last] = store.ended;
+    const last = store.ended;
     show(byId("ended"), empty && Boolean(last));
     if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${meaning(last.code) || last.reason || last.code}`));
     this.#lost();
@@ -148,8 +147,8 @@ class Page {
   #header(robots) {
     const { connection, hello, live } = this.store;
     const words = { live: "Live", connecting: "Connecting", lost: "Not live", token: "Needs a token" };
-    put(byId("connection"), words[connection.state]);
-    mark(byId("connection"), "state", connection.state);
+    put(byId("connection"), words[connection]);
+    mark(byId("connection"), "state", connection);
     put(byId("version"), hello?.version ? String(hello.version).slice(0, 24) : "");
     if (hello?.tokens) show(byId("docs"), false); // a link carries no token
     const states = ["stop", "hold", "waiting", "parked", "acting"];
@@ -162,8 +161,8 @@ class Page {
 
   #lost() {
     const { connection, hello } = this.store;
-    const lost = connection.state === "lost";
-    document.body.classList.toggle("stale", Boolean(hello) && connection.state !== "live" && connection.state !== "connecting");
+    const lost = connection === "lost";
+    document.body.classList.toggle("stale", Boolean(hello) && connection !== "live" && connection !== "connecting");
     show(byId("lost"), lost);
     if (!lost) return;
     const old = hello ? `What is shown is ${lasting(Date.now() - this.store.heard)} old.` : "The service does not answer.";

@@ -123,7 +123,7 @@ function rowsOf(model) {
     ["Context", model.max_model_len ? `${model.max_model_len} tokens` : ""],
   ];
   for (const [name, client] of Object.entries(model.clients ?? {}).slice(0, 8)) {
-    rows.push([client.clients ?? name, client.fits === false ? `does not fit: ${client.why ?? client.reason ?? "see /v1/models"}` : client.address]);
+    rows.push([client.clients ?? name, client.fits === false ? "needs names mapped" : client.address]);
   }
   return rows.filter(([, value]) => value);
 }

@@ -14,7 +14,6 @@ const OUTCOMES = 40;
 const SEAMS = 16;
 const DIMENSIONS = 32;
 const TEXT = 400; // characters of a text of a kept line
-const ENDED = 5;
 const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "limit_ms", "execution", "warnings"];
 
 /** Rows of numbers, the newest `capacity` of them. The first column is a time. */
@@ -64,7 +63,7 @@ export class Robot {
     this.session = facts.session;
     this.facts = facts;
     this.status = { state: "waiting", since: now, ...status };
-    this.answers = new Series(5, ANSWERS); // time, latency, service, passes, unverified tokens
+    this.answers = new Series(3, ANSWERS); // time, latency, passes
     this.batches = new Series(5, BATCHES); // time, answers, frames, median and greatest latency
     this.states = [{ time: this.status.since || now, state: this.status.state }];
     this.events = [];
@@ -74,10 +73,6 @@ export class Robot {
     this.closed = null;
     this.figures = null;
     this.forget();
-  }
-
-  get name() {
-    return `#${this.session}`;
   }
 
   /** The age that an action may have, in ms: as the robot asked, or as the service chose; null for any. */
@@ -117,8 +112,8 @@ export class Robot {
   /** Answers have no time each: they are spread over the time of their batch. */
   #answers(time, answers, span, frames) {
     const sorted = [];
-    answers.forEach(([, latency, service, passes, unverified, seam], index) => {
-      this.answers.push(time - (span * (answers.length - 1 - index)) / answers.length, latency, service, passes, unverified);
+    answers.forEach(([, latency, passes, seam], index) => {
+      this.answers.push(time - (span * (answers.length - 1 - index)) / answers.length, latency, passes);
       if (seam) count(this.seams, seam, 1, SEAMS);
       if (known(latency)) sorted.push(latency);
     });
@@ -165,7 +160,7 @@ export class Robot {
     for (let i = this.answers.after(from); i < this.answers.length; i++) {
       const latency = this.answers.get(1, i);
       if (!Number.isNaN(latency)) latencies.push(latency);
-      passes += this.answers.get(3, i) || 0;
+      passes += this.answers.get(2, i) || 0;
     }
     latencies.sort((a, b) => a - b);
     const at = (share) => latencies[Math.min(latencies.length - 1, Math.floor(share * latencies.length))];
@@ -191,11 +186,11 @@ export class Store {
   constructor() {
     this.hello = null;
     this.sessions = new Map();
-    this.ended = [];
+    this.ended = null; // the last session that was closed
     this.service = null;
     this.models = [];
     this.log = [];
-    this.connection = { state: "connecting", since: Date.now(), error: null };
+    this.connection = "connecting";
     this.shown = null;
     this.offset = 0; // the service's clock less ours
     this.times = new Series(1, BATCHES);
@@ -209,7 +204,7 @@ export class Store {
   }
 
   get live() {
-    return this.connection.state === "live";
+    return this.connection === "live";
   }
 
   /** Now, on the service's clock. */
@@ -235,26 +230,26 @@ export class Store {
     if (known(value?.time) && type !== "log") this.offset = value.time - Date.now();
     switch (type) {
       case "hello":
-        return this.#hello(value);
+        this.#hello(value);
+        break;
       case "opened":
-        this.sessions.set(value.session, new Robot(value, value.status, value.time ?? this.now()));
-        return undefined;
+        this.sessions.set(value.session, new Robot(value, value.status, this.now()));
+        break;
       case "closed":
-        return this.#closed(value);
+        this.#closed(value);
+        break;
       case "log":
         this.log.push(cut(value));
         if (this.log.length > LOG_LINES) this.log.splice(0, this.log.length - LOG_LINES);
-        return undefined;
+        break;
       case "models":
         this.models = list(value);
-        return undefined;
+        break;
       case "service":
         this.service = value;
-        return undefined;
+        break;
       case "update":
-        return this.#update(value);
-      default:
-        return undefined;
+        this.#update(value);
     }
   }
 
@@ -298,8 +293,7 @@ export class Store {
     const robot = this.sessions.get(value.session);
     if (!robot) return;
     robot.closed = value;
-    this.ended.unshift({ ...value, model: robot.facts.model });
-    this.ended.length = Math.min(this.ended.length, ENDED);
+    this.ended = value;
     if (this.shown !== value.session) this.sessions.delete(value.session);
   }
 

@@ -77,36 +77,29 @@ export class EventStream {
 
   async #read(own) {
     const query = this.details.map((session) => `detail=${session}`).join("&");
-    const watch = new Watch(() => own.abort(new Error("no news for 4 s")));
+    const late = () => own.abort(new Error("no news for 4 s"));
+    let timer = setTimeout(late, SILENT_MS);
     try {
       const answer = await this.api.fetch(query ? `events?${query}` : "events", {
         signal: own.signal,
         headers: { accept: "text/event-stream" },
       });
       if (!answer.ok) throw await errorOf(answer);
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      const lines = new Events((type, value) => own === this.current && this.#event(type, value));
-      for (;;) {
-        watch.seen();
-        const { value, done } = await reader.read();
-        if (done) throw new Error("the service ended the connection");
-        lines.add(value);
+      for await (const [type, data] of events(answer.body)) {
+        if (own !== this.current) return;
+        clearTimeout(timer);
+        timer = setTimeout(late, SILENT_MS);
+        this.handlers.event(type, JSON.parse(data));
+        if (type !== "hello") continue;
+        this.failures = 0;
+        this.handlers.state("live");
       }
+      throw new Error("the service ended the connection");
     } catch (error) {
       if (own !== this.current) return; // another one has taken its place
       throw own.signal.aborted ? (own.signal.reason ?? error) : error;
     } finally {
-      watch.end();
-    }
-  }
-
-  #event(type, value) {
-    if (type === "hello") {
-      this.failures = 0;
-      this.handlers.event(type, value);
-      this.handlers.state("live");
-    } else {
-      this.handlers.event(type, value);
+      clearTimeout(timer);
     }
   }
 
@@ -121,58 +114,18 @@ export class EventStream {
   }
 }
 
-/** Calls `late` when nothing was seen for too long. */
-class Watch {
-  constructor(late) {
-    this.late = late;
-    this.at = performance.now();
-    this.timer = setInterval(() => this.#check(), 1000);
-  }
-
-  seen() {
-    this.at = performance.now();
-  }
-
-  end() {
-    clearInterval(this.timer);
-  }
-
-  #check() {
-    if (performance.now() - this.at > SILENT_MS) this.late();
-  }
-}
-
-/** The parser of server-sent events. */
-class Events {
-  constructor(event) {
-    this.event = event;
-    this.rest = "";
-    this.type = "message";
-    this.data = [];
-  }
-
-  add(text) {
-    const lines = (this.rest + text).split("\n");
-    this.rest = lines.pop();
-    for (const line of lines) this.#line(line.endsWith("\r") ? line.slice(0, -1) : line);
-  }
-
-  #line(line) {
-    if (line === "") {
-      if (this.data.length) this.#send();
-      this.type = "message";
-      this.data = [];
-    } else if (line.startsWith("event:")) this.type = line.slice(6).trim();
-    else if (line.startsWith("data:")) this.data.push(line.slice(5));
-  }
-
-  #send() {
-    let value;
-    try {
-      value = JSON.parse(this.data.join("\n"));
-    } catch {
-      return; // a torn line: the next one is whole
+/** Server-sent events, each as its type and its line of data. */
+export async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let [rest, type] = ["", "message"];
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("event: ")) type = line.slice(7);
+      else if (line.startsWith("data: ")) yield [type, line.slice(6)];
     }
-    this.event(this.type, value);
   }
 }

@@ -19,7 +19,7 @@ const REASONS = {
   SESSION_CLOSED: "session closed",
 };
 
-export const STATES = {
+const STATES = {
   acting: { word: "Acting", rank: 4 },
   hold: { word: "HOLD", rank: 1 },
   stop: { word: "STOP", rank: 0 },
