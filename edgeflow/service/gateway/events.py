@@ -23,6 +23,7 @@ from edgeflow.ipc.packets import read_sealed
 from edgeflow.service.children.messages import Watch, Watched
 from edgeflow.service.gateway.pictures import Pictures
 from edgeflow.service.http.answers import ABORT, CALLER
+from edgeflow.service.http.bodies import parse_number
 from edgeflow.service.http.middleware import EVENTS
 from edgeflow.service.observe.log import TAIL_LINES
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -341,9 +342,10 @@ def event_routes(watched: Callable[[], Viewers], head: Callable[[Caller], dict[s
 
 
 def _details(asked: Sequence[str]) -> frozenset[int]:
-    if len(asked) > MOST_DETAILS or not all(each.isascii() and each.isdigit() and len(each) < 10 for each in asked):
+    numbers = [parse_number(each) for each in asked[: MOST_DETAILS + 1]]
+    if len(numbers) > MOST_DETAILS or None in numbers:
         raise InvalidArgument(f"takes up to {MOST_DETAILS} numbers of sessions", field="detail")
-    return frozenset(map(int, asked))
+    return frozenset(each for each in numbers if each is not None)
 
 
 def _update(head: str, plain: dict[int, str], details: dict[int, str], wanted: frozenset[int]) -> str:

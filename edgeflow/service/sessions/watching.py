@@ -202,9 +202,10 @@ class SessionWatch(SessionObserver):
 
     # Objects for pages.
 
-    def sessions(self) -> list[dict[str, Any]]:
-        """Facts and status of all sessions, whether or not anybody watches."""
-        return [self._whole(number) for number in self._sessions if number in self._runners()]
+    def sessions(self, only: int | None = None) -> list[dict[str, Any]]:
+        """Facts and status of all sessions or of one, if it is open, whether or not anybody watches."""
+        wanted = self._sessions if only is None else self._sessions.keys() & {only}
+        return [self._whole(number) for number in wanted if number in self._runners()]
 
     def batch(self, *, whole: bool) -> dict[str, Any]:
         """All news since the last batch. whole: with the facts of all sessions."""

@@ -186,11 +186,13 @@ async def test_pictures_come_as_they_were_sent(checkpoint):
         jpeg, encoded = await asyncio.gather(*asked)
         assert (jpeg.status_code, jpeg.content, jpeg.headers["content-type"]) == (200, JPEG, "image/jpeg")
         assert jpeg.headers["cache-control"] == "no-store"
+        assert jpeg.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "sandbox" in jpeg.headers["content-security-policy"]
         pixels = simplejpeg.decode_jpeg(encoded.content)
         assert pixels.shape == (2, 320, 3) and abs(int(pixels.mean()) - 200) < 3
         again = await http.get(f"/events/images/{number}/0", headers={"if-none-match": jpeg.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        for path in (f"{number}/2", "99/0", f"{1 << 70}/0"):
+        for path in (f"{number}/2", "99/0", f"{1 << 70}/0", "9" * 5000 + "/0", "1/-1"):
             assert (await http.get(f"/events/images/{path}")).status_code == 404
 
 
