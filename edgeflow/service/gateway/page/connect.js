@@ -6,6 +6,7 @@ import { button, errorText, once } from "./panel.js";
 const DEMO = "/admin/v1/demo-robot";
 const ANY = /^(0\.0\.0\.0|\[::\]|::|HOST)$/;
 const DEMO_POLL_MS = 3000;
+const SAID_MS = 6000; // for which "Copied" stays
 
 export class Connect {
   constructor(root, { api, store }) {
@@ -124,8 +125,10 @@ export class Connect {
 
   /** Say it even if the same was said before. */
   announce(text) {
-    this.status.textContent = "";
+    put(this.status, "");
     requestAnimationFrame(() => put(this.status, text));
+    clearTimeout(this.forgetting);
+    this.forgetting = setTimeout(() => put(this.status, ""), SAID_MS);
   }
 }
 

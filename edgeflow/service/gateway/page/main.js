@@ -12,7 +12,7 @@ import { Token } from "./token.js";
 import { Operate } from "./operate.js";
 import { Ask } from "./ask.js";
 import { Connect } from "./connect.js";
-import { clock, lasting, meaning, stateOf } from "./words.js";
+import { clock, endOf, lasting, meaning, stateOf } from "./words.js";
 
 const THEMES = ["system", "light", "dark"];
 const QUIET_MS = 3000; // between announcements
@@ -101,8 +101,9 @@ class Page {
     const before = this.store.connection;
     const since = before.state === state ? before.since : Date.now();
     this.store.connection = { state, since, error };
-    if (state === "lost" && before.state === "live") this.news.push("The connection to the service was lost.");
-    if (state === "live" && before.state === "lost") this.news.push("Connected again.");
+    if (state === "lost" && before.state === "live") this.news.push("The connection to the service was lost");
+    if (state === "live" && before.state === "lost") this.news.push("Connected again");
+    this.#title();
     this.draw();
     if (state !== "token") return;
     await (error.status === 403 || this.token.headers().authorization ? this.token.forget(error.text) : this.token.ask("This service shows its robots with an access token."));
@@ -136,7 +137,7 @@ class Page {
     this.#header(robots);
     const [last] = store.ended;
     show(byId("ended"), empty && Boolean(last));
-    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${meaning(last.code) || last.reason || last.code}`));
+    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${endOf(last)}.`));
     this.#lost();
     if (!focus) this.cards.update();
     this.focus.update();
@@ -166,14 +167,15 @@ class Page {
     document.body.classList.toggle("stale", Boolean(hello) && connection.state !== "live" && connection.state !== "connecting");
     show(byId("lost"), lost);
     if (!lost) return;
-    const old = hello ? `What is shown is ${lasting(Date.now() - this.store.heard)} old.` : "The service does not answer.";
+    const old = hello ? `What is shown is ${lasting(Math.max(1000, Date.now() - this.store.heard))} old.` : "The service does not answer.";
     put(byId("lost-title"), "Not connected.");
     put(byId("lost-text"), `${old} Robots do not depend on this page. Trying again.`);
   }
 
   #title() {
     const troubled = this.store.open().filter((robot) => robot.status.state === "hold" || robot.status.state === "stop").length;
-    const title = troubled ? `(${troubled} held) edgeflow` : "edgeflow";
+    const what = this.store.connection.state === "lost" ? "(not live) " : troubled ? `(${troubled} held) ` : "";
+    const title = `${what}edgeflow`;
     if (document.title !== title) document.title = title;
   }
 

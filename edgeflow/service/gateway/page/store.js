@@ -212,9 +212,9 @@ export class Store {
     return this.connection.state === "live";
   }
 
-  /** Now, on the service's clock. */
+  /** Now, on the service's clock; once the connection is lost, the time of the last news. */
   now() {
-    return Date.now() + this.offset;
+    return (this.connection.state === "lost" ? this.heard : Date.now()) + this.offset;
   }
 
   /** Time of the newest batch, and the oldest batch from which rates are taken. */
