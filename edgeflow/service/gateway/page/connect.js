@@ -86,9 +86,9 @@ export class Connect {
     const token = "edgeflow token new --principal arm-1 --role control --tokens tokens.json --out robot.token";
     const sdk = this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client");
     return [
+      ...(hello.tokens ? [this.section("A token for the robot", token, "On the service's machine.")] : []),
       this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
       this.section("Many simulated robots", test, "Says how many the service carries, at what latency."),
-      ...(hello.tokens ? [this.section("A token for the robot", token, "On the service's machine.")] : []),
       ...Object.values(policy?.clients ?? {}).map((client) => this.client(client)),
       sdk,
     ];

@@ -92,7 +92,7 @@ export function number(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
   const text = size !== 0 && (size < 0.001 || size >= 10_000) ? value.toExponential(1) : value.toFixed(size < 1 ? 3 : size < 100 ? 2 : 0);
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 
 /** A time of the day. */
