@@ -27,7 +27,7 @@ export class Connect {
   update() {
     const hello = this.store.hello;
     if (!hello) return;
-    const empty = this.store.open().length === 0;
+    const { empty } = this.store;
     if (empty !== this.empty) {
       this.empty = empty;
       this.details.open = empty;

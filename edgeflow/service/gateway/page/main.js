@@ -92,7 +92,7 @@ class Page {
   #event(type, value) {
     this.store.take(type, value);
     if (type === "update") this.#notice(value);
-    if (type === "hello" || type === "opened" || type === "closed") this.#route();
+    if (type === "hello" || type === "opened" || (type === "closed" && this.store.shown !== null)) this.#route();
     this.#title();
     this.draw();
   }
@@ -130,13 +130,13 @@ class Page {
     const { store } = this;
     const robots = store.open();
     const focus = store.focus;
-    const empty = Boolean(store.hello) && robots.length === 0 && !focus;
+    const empty = Boolean(store.hello) && store.empty && !focus;
     document.body.classList.toggle("empty", empty);
     show(byId("robots"), robots.length > 0 && !focus);
     show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
     const [last] = store.ended;
-    show(byId("ended"), empty && Boolean(last));
+    show(byId("ended"), Boolean(store.hello) && !robots.length && !focus && Boolean(last));
     if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${endOf(last)}.`));
     this.#lost();
     if (!focus) this.cards.update();
@@ -169,7 +169,7 @@ class Page {
     if (!lost) return;
     const old = hello ? `What is shown is ${lasting(Math.max(1000, Date.now() - this.store.heard))} old.` : "The service does not answer.";
     put(byId("lost-title"), "Not connected.");
-    put(byId("lost-text"), `${old} Robots do not depend on this page. Trying again.`);
+    put(byId("lost-text"), `${old} Robots do not depend on this page; without the service, they hold. Trying again.`);
   }
 
   #title() {

@@ -15,6 +15,7 @@ const SEAMS = 16;
 const DIMENSIONS = 32;
 const TEXT = 400; // characters of a text of a kept line
 const ENDED = 5;
+const GONE_MS = 3000; // clients that open a session per task leave the page empty for a moment only
 const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "limit_ms", "execution", "warnings"];
 
 /** Rows of numbers, the newest `capacity` of them. The first column is a time. */
@@ -310,6 +311,12 @@ export class Store {
     old?.forget();
     if (old?.closed) this.sessions.delete(old.session);
     this.shown = session;
+  }
+
+  /** True when no robot is there, and did not just leave. */
+  get empty() {
+    const left = this.ended[0]?.time ?? 0;
+    return this.open().length === 0 && this.now() - left > GONE_MS;
   }
 
   /** Sessions that are open. */
