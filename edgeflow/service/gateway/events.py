@@ -38,6 +38,7 @@ MEDIA_TYPE = "text/event-stream"
 LEAST_S = 0.02  # between two messages to control
 REMIND_S = 1.0  # between repetitions of what is watched
 FIRST_S = 3.0  # for control's first batch
+SILENT_S = 2.0  # control sends a batch each second: without one, what is here is old
 MOST_BATCH_BYTES = 64 << 20
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
 Event = tuple[str, Any]  # its name and data
@@ -119,7 +120,7 @@ class Viewers:
         self._viewers: set[Viewer] = set()
         self._reminding = self._draining = False
         self._due: asyncio.TimerHandle | None = None
-        self._told_s = 0.0
+        self._told_s = self._heard_s = 0.0
         self._number = 0  # of the last batch; 0 = none
         self._begun = False  # the mirror holds something
         self._complete = asyncio.Event()
@@ -135,7 +136,9 @@ class Viewers:
         return bool(self._viewers) or bool(self.pictures.wanted())
 
     async def complete(self) -> None:
-        """Wait until the mirror is complete; Unavailable if control sends nothing."""
+        """Wait until the mirror is complete; Unavailable if control sends nothing: old states must not look new."""
+        if asyncio.get_running_loop().time() - self._heard_s > SILENT_S:
+            self._complete.clear()
         self._begin()
         try:
             await asyncio.wait_for(self._complete.wait(), FIRST_S)
@@ -198,6 +201,7 @@ class Viewers:
             raise WorkerError("a batch is shorter than it says")
         batch = msgpack.unpackb(data[: message.map_bytes], strict_map_key=False)
         self.pictures.take(batch["pictures"], memoryview(data)[message.map_bytes :])
+        self._heard_s = asyncio.get_running_loop().time()
         lost = max(message.number - self._number - 1, 0) if self._number else 0
         self._number = message.number
         if lost:

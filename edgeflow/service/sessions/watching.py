@@ -53,6 +53,8 @@ class WatchedSession:
     """Warnings about names and units; None = not looked for yet."""
     shown: tuple[str, str] = ("", "")
     """State and reason in the last batch."""
+    shown_since_ms: int = 0
+    """`since_ms` in the last batch."""
     newest: CheckedFrame | None = None
     frames: int = 0
     gaps_ns: int = 0
@@ -253,7 +255,10 @@ class SessionWatch(SessionObserver):
 
     def _update(self, number: int, seen: WatchedSession, runner: SessionRunner) -> dict[str, Any]:
         seen.rates.append((seen.gaps, seen.gaps_ns))
-        seen.shown = state_of(runner.session)
+        shown = state_of(runner.session)
+        if seen.shown[0] not in ("", shown[0]) and seen.since_ms == seen.shown_since_ms:
+            seen.since_ms = self._now_ms()  # a session changes before its event is here
+        seen.shown, seen.shown_since_ms = shown, seen.since_ms
         found = self._status(number, seen, runner) | _news(seen)
         if number in self.details:
             found["detail"] = {

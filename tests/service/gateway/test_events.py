@@ -20,7 +20,7 @@ from edgeflow.service.gateway import events
 from edgeflow.service.gateway.events import GatewayMetrics, Viewer, Viewers
 from edgeflow.service.security.auth import Caller
 from edgeflow.version import __version__
-from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.errors import ResourceExhausted, Unavailable
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import HEIGHT, JPEG, WIDTH, RunningService, WireRobot, eventually, serving
 from tests.service.protected import write_tokens
@@ -312,6 +312,19 @@ async def test_lost_batches_are_counted_and_what_they_hid_is_told():
     mirror.batch(5, whole=[{"session": 2, "cameras": [], "status": {}}])
     told = await anext(texts)
     assert told.index("event: opened") < told.index("event: closed") and list(mirror.viewers.sessions) == [2]
+    mirror.close()
+
+
+async def test_a_mirror_that_control_no_longer_feeds_is_not_shown_as_new(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events, "SILENT_S", 0.05)
+    monkeypatch.setattr(events, "FIRST_S", 0.05)
+    mirror = Mirror()
+    await mirror.viewer()
+    await asyncio.sleep(0.1)
+    late = Viewer(Caller("127.0.0.1"), frozenset(), lambda: None)
+    with pytest.raises(Unavailable):
+        await mirror.viewers.open(late, {})
+    await eventually(lambda: mirror.asked[-1].whole)
     mirror.close()
 
 
