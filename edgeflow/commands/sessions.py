@@ -42,6 +42,9 @@ def list_sessions(
     if as_json:
         print(json.dumps(found, indent=2))
         return
+    if not found:
+        print("no robot is connected")
+        return
     table = FoldingTable("session", "robot", "state", "mode", "instruction")
     for each in found:
         status = each["status"]

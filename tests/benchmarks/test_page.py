@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
+from itertools import pairwise
 
 import httpx
 
@@ -32,7 +32,7 @@ async def test_an_hour_passes_in_a_minute_and_robots_come_and_go():
     kinds = [kind for kind, _ in events]
     assert kinds[0] == "hello" and {"opened", "closed", "update", "service", "log"} <= set(kinds)
     updates = [value for kind, value in events if kind == "update"]
-    assert all(later["time"] - earlier["time"] == 250 for earlier, later in itertools.pairwise(updates))
+    assert all(later["time"] - earlier["time"] == 250 for earlier, later in pairwise(updates))
     answered = sum(len(each["sessions"]["1"]["answers"]) for each in updates)
     assert answered / (len(updates) / 4) > 4.9 and service.minutes > 5
     assert updates[-1]["sessions"]["1"]["detail"]["executed"]

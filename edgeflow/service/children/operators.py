@@ -43,21 +43,22 @@ from edgeflow_client.types import Mode
 
 LOOK_NS, LOOKS = 50_000_000, 20  # time between two lists, and how many at once: each describes every session
 DEED_NS, DEEDS = 20_000_000, 50  # the same for actions
-MOST_CHANGES = 8  # of mode, at the same time
+MOST_CHANGES = 4  # of mode, at the same time: fewer than the gateway lets wait, so that a hold finds room
 ENDED_TEXT = "an operator ended the session"
 
 
 class SessionOperators:
     """Answers the gateway's requests of operators; runs on the loop.
 
-    shown: facts and status of all open sessions. address: the service's gRPC address, for the simulated robot.
+    shown: facts and status of one open session, or with None of all. address: the service's gRPC address, for the
+    simulated robot.
     """
 
     def __init__(
         self,
         plane: ControlPlane,
         authenticator: Authenticator,
-        shown: Callable[[], list[dict[str, Any]]],
+        shown: Callable[[int | None], list[dict[str, Any]]],
         address: Callable[[], str],
         log: EventLog,
     ) -> None:
@@ -100,7 +101,7 @@ class SessionOperators:
         """The answer to a question, or to an action that is done."""
         match message.action:
             case "list":
-                return {"sessions": self._shown()}
+                return {"sessions": self._shown(None)}
             case "robot":
                 return self._robot.state()
             case "start-robot" | "stop-robot":
@@ -168,17 +169,16 @@ class SessionOperators:
         return runner
 
     def _status(self, runner: SessionRunner) -> dict[str, Any]:
-        number = runner.session.number
-        for each in self._shown():
-            if each["session"] == number:
-                found: dict[str, Any] = each["status"]
-                return found
-        return status(runner, since_ms=time.time_ns() // 1_000_000)
+        for each in self._shown(runner.session.number):
+            found: dict[str, Any] = each["status"]
+            return found
+        return status(runner, since_ms=time.time_ns() // 1_000_000)  # a session of one frame
 
     def _audit(self, message: Operate, rejected: str = "") -> None:
-        """Who did what to which session; never the texts."""
+        """Who did what to which session; never the texts. No deed is left out of the log, however many there are."""
         caller = message.caller
-        self._log.event(
+        write = self._log.event if rejected else self._log.audit
+        write(
             "operator",
             action=message.action,
             session=message.session,

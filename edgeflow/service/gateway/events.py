@@ -23,6 +23,7 @@ from edgeflow.ipc.packets import read_sealed
 from edgeflow.service.children.messages import Watch, Watched
 from edgeflow.service.gateway.pictures import Pictures
 from edgeflow.service.http.answers import ABORT, CALLER
+from edgeflow.service.http.bodies import parse_number
 from edgeflow.service.http.middleware import EVENTS
 from edgeflow.service.observe.log import TAIL_LINES
 from edgeflow.service.observe.process_metrics import ProcessMetrics
@@ -37,6 +38,7 @@ MEDIA_TYPE = "text/event-stream"
 LEAST_S = 0.02  # between two messages to control
 REMIND_S = 1.0  # between repetitions of what is watched
 FIRST_S = 3.0  # for control's first batch
+SILENT_S = 2.0  # control sends a batch each second: without one, what is here is old
 MOST_BATCH_BYTES = 64 << 20
 HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff", "x-accel-buffering": "no"}
 Event = tuple[str, Any]  # its name and data
@@ -118,7 +120,7 @@ class Viewers:
         self._viewers: set[Viewer] = set()
         self._reminding = self._draining = False
         self._due: asyncio.TimerHandle | None = None
-        self._told_s = 0.0
+        self._told_s = self._heard_s = 0.0
         self._number = 0  # of the last batch; 0 = none
         self._begun = False  # the mirror holds something
         self._complete = asyncio.Event()
@@ -134,7 +136,9 @@ class Viewers:
         return bool(self._viewers) or bool(self.pictures.wanted())
 
     async def complete(self) -> None:
-        """Wait until the mirror is complete; Unavailable if control sends nothing."""
+        """Wait until the mirror is complete; Unavailable if control sends nothing: old states must not look new."""
+        if asyncio.get_running_loop().time() - self._heard_s > SILENT_S:
+            self._complete.clear()
         self._begin()
         try:
             await asyncio.wait_for(self._complete.wait(), FIRST_S)
@@ -197,6 +201,7 @@ class Viewers:
             raise WorkerError("a batch is shorter than it says")
         batch = msgpack.unpackb(data[: message.map_bytes], strict_map_key=False)
         self.pictures.take(batch["pictures"], memoryview(data)[message.map_bytes :])
+        self._heard_s = asyncio.get_running_loop().time()
         lost = max(message.number - self._number - 1, 0) if self._number else 0
         self._number = message.number
         if lost:
@@ -341,9 +346,10 @@ def event_routes(watched: Callable[[], Viewers], head: Callable[[Caller], dict[s
 
 
 def _details(asked: Sequence[str]) -> frozenset[int]:
-    if len(asked) > MOST_DETAILS or not all(each.isascii() and each.isdigit() and len(each) < 10 for each in asked):
+    numbers = [parse_number(each) for each in asked[: MOST_DETAILS + 1]]
+    if len(numbers) > MOST_DETAILS or None in numbers:
         raise InvalidArgument(f"takes up to {MOST_DETAILS} numbers of sessions", field="detail")
-    return frozenset(map(int, asked))
+    return frozenset(each for each in numbers if each is not None)
 
 
 def _update(head: str, plain: dict[int, str], details: dict[int, str], wanted: frozenset[int]) -> str:

@@ -18,7 +18,7 @@ from edgeflow.service.children.child import ControlLink, sealed
 from edgeflow.service.children.messages import Operate, Operated
 from edgeflow.service.errors import error_of_code
 from edgeflow.service.http.answers import CALLER
-from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json
+from edgeflow.service.http.bodies import JSON_TYPE, media_type, parse_json, parse_number
 from edgeflow.service.http.body_reader import BodyReader
 from edgeflow.service.http.middleware import DEMO_ROBOT, SESSIONS
 from edgeflow.service.security.auth import shown_token
@@ -37,7 +37,6 @@ AT_ONCE = 8  # requests that wait for control
 ANSWER_S = 10.0  # for a change of mode beside many robots
 MAX_BODY_BYTES = 4 << 10
 MAX_VALUES = 16
-MAX_NUMBER = 1 << 53  # of a session
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -157,7 +156,7 @@ def operator_routes(requests: Callable[[], OperatorRequests]) -> list[Route]:
         return _json(await requests().ask(**asked))
 
     async def robot(request: Request) -> Response:
-        asked: dict[str, Any] = {"action": ROBOT_ACTIONS[request.method], "caller": request.scope[CALLER]}
+        asked: dict[str, Any] = {"action": ROBOT_ACTIONS.get(request.method, "robot"), "caller": request.scope[CALLER]}
         if request.method == "POST":
             asked["token"] = shown_token(request.headers.get("authorization", ""))
         return _json(await requests().ask(**asked))
@@ -186,9 +185,10 @@ def _parsed(kind: type[Body], request: Request, data: bytes) -> Body:
 
 def _number(text: str) -> int:
     """The number of a session in a path."""
-    if not (text.isascii() and text.isdigit() and int(text[:20]) < MAX_NUMBER):
+    number = parse_number(text)
+    if number is None:
         raise NotFound("must be the number of an open session", field="session")
-    return int(text)
+    return number
 
 
 def _busy() -> ResourceExhausted:

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edgeflow.service.http.bodies import parse_number
 from edgeflow.service.http.middleware import EVENT_IMAGES
 from edgeflow_client.errors import NotFound, ResourceExhausted
 from edgeflow_client.reasons import Reason
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 WANTED_S = 3.0  # after it was asked for
 WAIT_S = 1.0  # for the first one
 MOST_WANTED = 128
-MOST_NUMBER = 1 << 31  # of a session or a camera
 RGB8 = "rgb8"
 QUALITY = 80
-HEADERS = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+}
+"""A robot's bytes are a picture or nothing, and for the pages of this service only."""
 Key = tuple[int, int]  # session and index of the camera
 
 
@@ -107,14 +113,15 @@ def picture_routes(watched: Callable[[], Viewers]) -> list[Route]:
     async def event_image(request: Request) -> Response:
         """The newest picture of a camera, by session and index; 304 if the caller has it, 204 if none came yet."""
         viewers = watched()
-        session, camera = request.path_params["session"], request.path_params["camera"]
-        if max(session, camera) < MOST_NUMBER:
-            viewers.pictures.want((session, camera))
-            await viewers.complete()
+        session, camera = (parse_number(request.path_params[each]) for each in ("session", "camera"))
+        if session is None or camera is None:
+            raise _unknown()
+        viewers.pictures.want((session, camera))
+        await viewers.complete()
         found = viewers.sessions.get(session)
         if found is None or camera >= len(found["cameras"]):
             viewers.pictures.forget(session, camera)
-            raise NotFound("no open session has this number and this camera", field="session")
+            raise _unknown()
         picture = await viewers.pictures.newest((session, camera))
         if picture is None:
             return Response(status_code=204, headers=HEADERS)
@@ -124,6 +131,10 @@ def picture_routes(watched: Callable[[], Viewers]) -> list[Route]:
         return Response(picture.data, headers=headers, media_type="image/jpeg")
 
     return [Route(EVENT_IMAGES, event_image, methods=["GET"])]
+
+
+def _unknown() -> NotFound:
+    return NotFound("no open session has this number and this camera", field="session")
 
 
 def _jpeg(data: bytes, width: int, height: int) -> bytes:

@@ -15,6 +15,7 @@ from edgeflow_client.reasons import Reason
 JSON_TYPE = "application/json"
 MSGPACK_TYPES = ("application/msgpack", "application/x-msgpack")
 MAX_DEPTH = 32
+MAX_DIGITS = 9  # of a number in a path or a query
 CHARACTERS_PER_VALUE = 32  # on average, outside strings: a number in full precision has 25
 _CHUNK_BYTES = 16 << 10  # scanning takes a small multiple of that in memory
 _SPACE = b" \t\r\n"
@@ -34,6 +35,11 @@ def media_type(header: str, accepted: tuple[str, ...]) -> str:
         named = " or ".join(accepted)
         raise UnsupportedMedia(f"must be {named}", field="content-type", reason=Reason.CONTENT_TYPE)
     return kind
+
+
+def parse_number(text: str) -> int | None:
+    """A number in a path or a query, of ASCII digits; None if it is none, or has more than MAX_DIGITS."""
+    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else None
 
 
 def parse_json(data: bytes, most: int) -> Any:

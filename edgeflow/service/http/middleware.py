@@ -38,7 +38,7 @@ MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
 ROOT, PAGE = "/", "/page/"  # the live page and its files, which hold nothing of the service
 EVENTS = "/events"
-EVENT_IMAGES = f"{EVENTS}/images/{{session:int}}/{{camera:int}}"
+EVENT_IMAGES = f"{EVENTS}/images/{{session}}/{{camera}}"
 DOCS, OPENAPI = "/docs", "/openapi.json"
 API = f"{DOCS}/api"  # the page of the OpenAPI document
 PAGE_PARTS = {
@@ -106,7 +106,7 @@ class Hosts:
                 name == b"sec-fetch-site" and value not in OWN_FETCHES
             ):
                 raise PermissionDenied(
-                    "only pages of this very address may administer the service",
+                    "only pages of this very address may watch or administer the service",
                     field=name.decode(),
                     reason=Reason.ORIGIN_NOT_ALLOWED,
                 )
@@ -178,7 +178,7 @@ class PublicMiddleware(Middleware):
         shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
         try:
             self._hosts.check(scope["headers"])
-            if path.startswith(ADMIN_PATH):
+            if path.startswith((ADMIN_PATH, f"{EVENTS}/")) or path == EVENTS:
                 self._hosts.check_own_page(scope["headers"], scope["scheme"])
             if path == ROOT or path.startswith(PAGE):
                 return Caller(peer)

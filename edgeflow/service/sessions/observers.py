@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Info
@@ -107,33 +107,36 @@ class SessionObserver:
 
 
 class Observers(SessionObserver):
-    """Several observers as one, in order."""
+    """Several observers as one, in order. One that raises loses this event, and costs no robot its session."""
 
-    def __init__(self, observers: Sequence[SessionObserver]) -> None:
+    def __init__(self, observers: Sequence[SessionObserver], log: EventLog) -> None:
         self._observers = tuple(observers)
+        self._log = log
 
     def opened(self, session: OpenedSession) -> None:
-        for each in self._observers:
-            each.opened(session)
+        self._tell(lambda each: each.opened(session))
 
     def observed(self, frame: ObservedFrame) -> None:
-        for each in self._observers:
-            each.observed(frame)
+        self._tell(lambda each: each.observed(frame))
 
     def sent(self, session: int, event: Event) -> None:
         """Report an event with `answered` or `notified`; receipts are left out."""
         if isinstance(event, ReceiptEvent):
             return
         if isinstance(event, ActionEvent) and event.command is Command.ACT:
-            for each in self._observers:
-                each.answered(session, event)
+            self._tell(lambda each: each.answered(session, event))
         else:
-            for each in self._observers:
-                each.notified(session, event)
+            self._tell(lambda each: each.notified(session, event))
 
     def closed(self, session: ClosedSession) -> None:
+        self._tell(lambda each: each.closed(session))
+
+    def _tell(self, call: Callable[[SessionObserver], None]) -> None:
         for each in self._observers:
-            each.closed(session)
+            try:
+                call(each)
+            except Exception as error:
+                self._log.incident("observer", error)
 
 
 class SessionLog(SessionObserver):

@@ -35,6 +35,7 @@ class GivenInstruction:
 
     def __init__(self, text: str) -> None:
         self.text = self._proven = self._robots = text
+        self._unproven: str | None = None  # the robot's text, until an answer comes under it
 
     def changes(self, text: str | None) -> bool:
         """True if a frame with this text changes the instruction; None = it has none.
@@ -42,18 +43,24 @@ class GivenInstruction:
         A robot may repeat its text in each frame, and thereby does not take back what an operator gave since.
         """
         if text == self.text:
-            self._robots = text
+            self._robot_gives(text)
         return text is not None and text != self._robots
 
     def give(self, text: str, *, by_operator: bool) -> None:
         """The robot or an operator gives a text; "" keeps the one in force."""
         self.text = text or self.text
         if text and not by_operator:
-            self._robots = text
+            self._robot_gives(text)
+
+    def _robot_gives(self, text: str) -> None:
+        if text != self._robots:
+            self._robots = self._unproven = text
 
     def prove(self) -> None:
         """An answer came: the tokens of the instruction fit."""
         self._proven = self.text
+        if self._unproven == self.text:
+            self._unproven = None
 
     @property
     def reverts(self) -> bool:
@@ -62,8 +69,10 @@ class GivenInstruction:
 
     def revert(self) -> None:
         """The instruction does not fit: the last proven one is in force again."""
-        if self._robots == self.text:
-            self._robots = self._proven  # so that the robot's next frame with the text is rejected, too
+        if self._robots in (self.text, self._unproven):
+            self._robots = (
+                self._proven
+            )  # so that the robot's next frame with its text counts: it is rejected, too, or not
         self.text = self._proven
 
 

@@ -78,7 +78,7 @@ class ControlPlane:
         self._health = health
         self._metrics = metrics
         self._log = log
-        self._observers = Observers([metrics, SessionLog(log), *observers])
+        self._observers = Observers([metrics, SessionLog(log), *observers], log)
         self._rules = SessionRules.of(config)
         self._names: dict[str, Names] = {}  # by front end
         self._runners: dict[int, SessionRunner] = {}

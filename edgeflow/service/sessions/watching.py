@@ -53,6 +53,8 @@ class WatchedSession:
     """Warnings about names and units; None = not looked for yet."""
     shown: tuple[str, str] = ("", "")
     """State and reason in the last batch."""
+    shown_since_ms: int = 0
+    """`since_ms` in the last batch."""
     newest: CheckedFrame | None = None
     frames: int = 0
     gaps_ns: int = 0
@@ -202,9 +204,10 @@ class SessionWatch(SessionObserver):
 
     # Objects for pages.
 
-    def sessions(self) -> list[dict[str, Any]]:
-        """Facts and status of all sessions, whether or not anybody watches."""
-        return [self._whole(number) for number in self._sessions if number in self._runners()]
+    def sessions(self, only: int | None = None) -> list[dict[str, Any]]:
+        """Facts and status of all sessions or of one, if it is open, whether or not anybody watches."""
+        wanted = self._sessions if only is None else self._sessions.keys() & {only}
+        return [self._whole(number) for number in wanted if number in self._runners()]
 
     def batch(self, *, whole: bool) -> dict[str, Any]:
         """All news since the last batch. whole: with the facts of all sessions."""
@@ -252,7 +255,10 @@ class SessionWatch(SessionObserver):
 
     def _update(self, number: int, seen: WatchedSession, runner: SessionRunner) -> dict[str, Any]:
         seen.rates.append((seen.gaps, seen.gaps_ns))
-        seen.shown = state_of(runner.session)
+        shown = state_of(runner.session)
+        if seen.shown[0] not in ("", shown[0]) and seen.since_ms == seen.shown_since_ms:
+            seen.since_ms = self._now_ms()  # a session changes before its event is here
+        seen.shown, seen.shown_since_ms = shown, seen.since_ms
         found = self._status(number, seen, runner) | _news(seen)
         if number in self.details:
             found["detail"] = {

@@ -91,7 +91,7 @@ async def test_frames_leave_no_memory(leaks: bool):
             pool=pool,
             clock=MonotonicClock(),
             decoders=Decoders(1, 0),
-            observers=Observers([Metrics()]),
+            observers=Observers([Metrics()], log),
             log=log,
             want_ring=lambda _: None,
             alone=lambda _: True,

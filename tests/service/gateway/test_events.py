@@ -20,7 +20,7 @@ from edgeflow.service.gateway import events
 from edgeflow.service.gateway.events import GatewayMetrics, Viewer, Viewers
 from edgeflow.service.security.auth import Caller
 from edgeflow.version import __version__
-from edgeflow_client.errors import ResourceExhausted
+from edgeflow_client.errors import ResourceExhausted, Unavailable
 from edgeflow_client.rpc import control_pb2 as pb
 from tests.service.harness import HEIGHT, JPEG, WIDTH, RunningService, WireRobot, eventually, serving
 from tests.service.protected import write_tokens
@@ -186,11 +186,13 @@ async def test_pictures_come_as_they_were_sent(checkpoint):
         jpeg, encoded = await asyncio.gather(*asked)
         assert (jpeg.status_code, jpeg.content, jpeg.headers["content-type"]) == (200, JPEG, "image/jpeg")
         assert jpeg.headers["cache-control"] == "no-store"
+        assert jpeg.headers["cross-origin-resource-policy"] == "same-origin"
+        assert "sandbox" in jpeg.headers["content-security-policy"]
         pixels = simplejpeg.decode_jpeg(encoded.content)
         assert pixels.shape == (2, 320, 3) and abs(int(pixels.mean()) - 200) < 3
         again = await http.get(f"/events/images/{number}/0", headers={"if-none-match": jpeg.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        for path in (f"{number}/2", "99/0", f"{1 << 70}/0"):
+        for path in (f"{number}/2", "99/0", f"{1 << 70}/0", "9" * 5000 + "/0", "1/-1"):
             assert (await http.get(f"/events/images/{path}")).status_code == 404
 
 
@@ -310,6 +312,19 @@ async def test_lost_batches_are_counted_and_what_they_hid_is_told():
     mirror.batch(5, whole=[{"session": 2, "cameras": [], "status": {}}])
     told = await anext(texts)
     assert told.index("event: opened") < told.index("event: closed") and list(mirror.viewers.sessions) == [2]
+    mirror.close()
+
+
+async def test_a_mirror_that_control_no_longer_feeds_is_not_shown_as_new(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(events, "SILENT_S", 0.05)
+    monkeypatch.setattr(events, "FIRST_S", 0.05)
+    mirror = Mirror()
+    await mirror.viewer()
+    await asyncio.sleep(0.1)
+    late = Viewer(Caller("127.0.0.1"), frozenset(), lambda: None)
+    with pytest.raises(Unavailable):
+        await mirror.viewers.open(late, {})
+    await eventually(lambda: mirror.asked[-1].whole)
     mirror.close()
 
 

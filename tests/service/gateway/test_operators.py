@@ -141,6 +141,7 @@ async def test_a_session_that_ends_while_its_mode_changes_is_answered(checkpoint
         ("9/hold", b"{}", 404, "session"),
         ("x/hold", b"{}", 404, "session"),
         ("99999999999999999999999/hold", b"{}", 404, "session"),
+        pytest.param("0" * 5000 + "/hold", b"{}", 404, "session", id="digits"),
         ("1/hold", b'{"reason": "\\ud800"}', 400, "body"),
         ("1/hold", b'{"reason": "a\\u0007"}', 400, "reason"),
         ("1/hold", b'{"reason": "' + b"a" * 201 + b'"}', 400, "reason"),
@@ -165,7 +166,7 @@ async def operated(checkpoint: Path) -> AsyncIterator[httpx.AsyncClient]:
         yield http
 
 
-async def test_other_pages_may_not_administer(operated: httpx.AsyncClient):
+async def test_other_pages_may_neither_administer_nor_watch(operated: httpx.AsyncClient):
     own = str(operated.base_url).rstrip("/")
     port = operated.base_url.port
     for headers in (
@@ -177,6 +178,8 @@ async def test_other_pages_may_not_administer(operated: httpx.AsyncClient):
         {"sec-fetch-site": "same-site", "origin": own},
     ):
         assert (await rejected(operated, "1/hold", headers=headers))[:2] == (403, "PERMISSION_DENIED"), headers
+        for path in ("/events", "/events/images/1/0"):
+            assert (await operated.get(path, headers=headers)).status_code == 403, (path, headers)
     for headers in ({"origin": own}, {"origin": own, "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
         assert (await operated.post(f"{SESSIONS}/1/hold", headers=headers)).status_code == 200, headers
 
@@ -247,3 +250,17 @@ async def test_a_single_observation_in_flight_is_answered_by_hold(checkpoint: Pa
             assert (answer.json()["command"], answer.json()["reason"]) == ("hold", "OPERATOR_HOLD")
         else:
             assert answer.status_code == 503 and "OPERATOR_HOLD" in answer.text
+
+
+async def test_the_log_has_every_deed(checkpoint: Path):
+    async with serving(checkpoint) as served, client(served) as http:
+        await served.robot().open()
+        for _ in range(12):
+            await rejected(http, "9/hold")
+        for _ in range(12):
+            await act(http, 1, "hold")
+        assert sum("rejected" not in line for line in served.events("operator")) == 12
+
+
+async def test_a_robot_is_asked_for_without_a_body(operated: httpx.AsyncClient):
+    assert (await operated.head("/admin/v1/demo-robot")).status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from edgeflow.scheduler.execution import LOST_NS, ExecutionFacts
 from edgeflow.scheduler.forecast import AnswerForecast
 from edgeflow.service.frontends.grpc.stream import opened_message, server_message
 from edgeflow.service.observation.requests import CheckedFrame
+from edgeflow.service.observe.log import EventLog
 from edgeflow.service.sessions.answers import LONGEST_FORECAST_MS, PolicyFacts
 from edgeflow.service.sessions.frames import ActionEvent, Event, NoticeEvent, StatusEvent
 from edgeflow.service.sessions.observers import Metrics, Observers
@@ -344,7 +346,7 @@ def test_an_answer_that_was_believed_lost_leaves_the_next_one_no_robot_at_rest()
 def test_answers_are_counted_by_their_execution():
     served, metrics = ServedRobot(Execution.REST), Metrics()
     served.answered()
-    observers = Observers([metrics])
+    observers = Observers([metrics], EventLog(ManualClock(), io.StringIO()))
     for event in served.events:
         observers.sent(1, event)
     assert metrics.registry.get_sample_value("edgeflow_executions_total", {"execution": "rest"}) == 1

@@ -54,3 +54,33 @@ async def test_an_observer_sees_a_session_in_order(checkpoint):
         ("closed", (1, Reason.CLIENT_CLOSED)),
     ]
     assert ("told", (1, 2, Reason.SEQ_DUPLICATE)) in kept.seen
+
+
+class BrokenObserver(SessionObserver):
+    """Raises at nearly everything."""
+
+    def opened(self, session: OpenedSession) -> None:
+        raise ValueError("opened")
+
+    def observed(self, frame: ObservedFrame) -> None:
+        raise ValueError("observed")
+
+    def answered(self, session: int, action: ActionEvent) -> None:
+        raise ValueError("answered")
+
+    def closed(self, session: ClosedSession) -> None:
+        raise ValueError("closed")
+
+
+async def test_an_observer_that_raises_costs_no_robot_its_session(checkpoint):
+    kept = ObserverCalls()
+    async with serving(checkpoint, observers=[BrokenObserver(), kept], incidents=4) as served:
+        robot = served.robot()
+        await robot.open()
+        await robot.frame(1)
+        await robot.action(1)
+        await robot.send(pb.ClientMessage(close=pb.Close()))
+        await robot.rest()
+        await eventually(lambda: bool(kept.seen) and kept.seen[-1][0] == "closed")
+        assert {line["where"] for line in served.events("incident")} == {"observer"}
+    assert [name for name, _ in kept.seen if name != "told"] == ["opened", "observed", "answered", "closed"]

@@ -184,6 +184,17 @@ def test_an_instruction_that_does_not_fit_gives_way_also_to_an_operator_s():
     assert session.instruction == "grasp the ring", "the robot repeats what it said before"
 
 
+def test_a_text_of_the_robot_s_is_not_lost_with_an_operator_s_that_does_not_fit():
+    session = new_session()
+    answer(session, submit(session, 1))
+    offer(session, 2, instruction="second")  # no answer shows that it fits
+    session.instruct("far too long")
+    reject(session, submit(session, 3, "second"))
+    assert session.instruction == "first"
+    submit(session, 4, "second")
+    assert session.instruction == "second", "the robot repeats it"
+
+
 def test_a_hold_without_a_text_has_one_for_people():
     session = new_session()
     session.holds.hold_by(OperatorHold(text="", by="", since_ms=1))

@@ -2,7 +2,7 @@
 
 import { Canvas, drawSpark } from "./charts.js";
 import { attribute, foreign, h, mark, match, outside, put, show } from "./dom.js";
-import { count, duration, known, lasting, meaning, rate, span, stateOf } from "./words.js";
+import { count, duration, endOf, known, lasting, meaning, rate, span, stateOf } from "./words.js";
 
 /** A state as word and shape. */
 export class StateBadge {
@@ -20,7 +20,7 @@ export class StateBadge {
 /** Why a robot holds, and for how long; nothing while it acts. */
 export function reasonText(robot, now) {
   const { state, reason, since, operator } = robot.status;
-  if (robot.closed) return `${robot.closed.code ?? ""} ${robot.closed.reason ?? ""}`.trim();
+  if (robot.closed) return endOf(robot.closed);
   const time = since ? ` · ${lasting(now - since)}` : "";
   if (operator) return `${operator.reason || "held by an operator"}${operator.by ? ` (${operator.by})` : ""}${time}`;
   if (state === "waiting") return `no answer yet${time}`;

@@ -6,6 +6,7 @@ import { button, errorText, once } from "./panel.js";
 const DEMO = "/admin/v1/demo-robot";
 const ANY = /^(0\.0\.0\.0|\[::\]|::|HOST)$/;
 const DEMO_POLL_MS = 3000;
+const SAID_MS = 6000; // for which "Copied" stays
 
 export class Connect {
   constructor(root, { api, store }) {
@@ -26,7 +27,7 @@ export class Connect {
   update() {
     const hello = this.store.hello;
     if (!hello) return;
-    const empty = this.store.open().length === 0;
+    const { empty } = this.store;
     if (empty !== this.empty) {
       this.empty = empty;
       this.details.open = empty;
@@ -85,9 +86,9 @@ export class Connect {
     const token = "edgeflow token new --principal arm-1 --role control --tokens tokens.json --out robot.token";
     const sdk = this.section("Your robot, with the SDK", sdkLoop(grpc, policy, hello), "In a clone: pip install ./client");
     return [
+      ...(hello.tokens ? [this.section("A token for the robot", token, "On the service's machine.")] : []),
       this.section("A simulated robot", `edgeflow robot ${grpc} --speed 5${options}`, "Reaches for moving objects."),
       this.section("Many simulated robots", test, "Says how many the service carries, at what latency."),
-      ...(hello.tokens ? [this.section("A token for the robot", token, "On the service's machine.")] : []),
       ...Object.values(policy?.clients ?? {}).map((client) => this.client(client)),
       sdk,
     ];
@@ -124,8 +125,10 @@ export class Connect {
 
   /** Say it even if the same was said before. */
   announce(text) {
-    this.status.textContent = "";
+    put(this.status, "");
     requestAnimationFrame(() => put(this.status, text));
+    clearTimeout(this.forgetting);
+    this.forgetting = setTimeout(() => put(this.status, ""), SAID_MS);
   }
 }
 

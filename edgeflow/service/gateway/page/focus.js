@@ -35,9 +35,10 @@ class Chunks {
   constructor(robot) {
     this.canvases = robot.facts.actions.slice(0, 32).map(({ name, unit, relative }) => {
       const node = h("canvas", { role: "img" });
-      const title = foreign("figcaption");
-      put(title, `${outside(name, 40)} (${outside(unit, 20)}${relative ? " per action" : ""})`.replace("()", ""));
-      return { canvas: new Canvas(node), name: outside(name, 40), unit: outside(unit, 20), element: h("figure", {}, title, node) };
+      const caption = foreign("figcaption");
+      const title = `${outside(name, 40)} (${outside(unit, 20)}${relative ? " per action" : ""})`.replace("()", "");
+      put(caption, title);
+      return { canvas: new Canvas(node), name: outside(name, 40), unit: outside(unit, 20), title, element: h("figure", {}, caption, node) };
     });
     this.grid = h("div", { class: "dimensions" }, ...this.canvases.map((each) => each.element));
     this.executed = key("executed", "executed, as the robot reports it");
@@ -46,14 +47,14 @@ class Chunks {
     const legend = h("ul", { class: "legend" }, key("commanded", newest), ...earlier, this.executed, key("now", "now"));
     this.empty = h("p", { class: "muted" }, "No chunk yet.");
     this.silent = h("p", { class: "muted", hidden: true }, "This robot does not report what it executes: only what was commanded is shown.");
-    this.rows = this.canvases.map(({ name, unit }) => {
+    this.rows = this.canvases.map(({ title }) => {
       const cells = Array.from({ length: 3 }, () => h("td"));
       const head = foreign("th");
       head.scope = "row";
-      put(head, unit ? `${name} (${unit})` : name);
+      put(head, title);
       return { cells, element: h("tr", {}, head, ...cells) };
     });
-    const heads = ["Action", "Commanded now", "Executed last", "Difference from its command"].map((text) => h("th", { scope: "col" }, text));
+    const heads = ["Action", "Commanded now", "Executed last", "Commanded less executed"].map((text) => h("th", { scope: "col" }, text));
     this.table = h("table", {}, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...this.rows.map((row) => row.element)));
     this.details = h("details", {}, h("summary", {}, "As a table"), h("div", { class: "scroll", tabIndex: 0, role: "region", ariaLabel: "Actions as a table" }, this.table));
     const [past, ahead] = chunkWindow(robot);

@@ -12,7 +12,7 @@ import { Token } from "./token.js";
 import { Operate } from "./operate.js";
 import { Ask } from "./ask.js";
 import { Connect } from "./connect.js";
-import { clock, lasting, meaning, stateOf } from "./words.js";
+import { clock, endOf, lasting, meaning, stateOf } from "./words.js";
 
 const THEMES = ["system", "light", "dark"];
 const QUIET_MS = 3000; // between announcements
@@ -92,7 +92,7 @@ class Page {
   #event(type, value) {
     this.store.take(type, value);
     if (type === "update") this.#notice(value);
-    if (type === "hello" || type === "opened" || type === "closed") this.#route();
+    if (type === "hello" || type === "opened" || (type === "closed" && this.store.shown !== null)) this.#route();
     this.#title();
     this.draw();
   }
@@ -100,8 +100,9 @@ class Page {
   async #connection(state, error = null) {
     const before = this.store.connection;
     this.store.connection = state;
-    if (state === "lost" && before === "live") this.news.push("The connection to the service was lost.");
-    if (state === "live" && before === "lost") this.news.push("Connected again.");
+    if (state === "lost" && before === "live") this.news.push("The connection to the service was lost");
+    if (state === "live" && before === "lost") this.news.push("Connected again");
+    this.#title();
     this.draw();
     if (state !== "token") return;
     await (error.status === 403 || this.token.headers().authorization ? this.token.forget(error.text) : this.token.ask("This service shows its robots with an access token."));
@@ -128,14 +129,14 @@ class Page {
     const { store } = this;
     const robots = store.open();
     const focus = store.focus;
-    const empty = Boolean(store.hello) && robots.length === 0 && !focus;
+    const empty = Boolean(store.hello) && store.empty && !focus;
     document.body.classList.toggle("empty", empty);
     show(byId("robots"), robots.length > 0 && !focus);
     show(byId("connect"), Boolean(store.hello));
     this.#header(robots);
     const last = store.ended;
-    show(byId("ended"), empty && Boolean(last));
-    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${meaning(last.code) || last.reason || last.code}`));
+    show(byId("ended"), Boolean(store.hello) && !robots.length && !focus && Boolean(last));
+    if (last) put(byId("ended"), outside(`Robot ${last.session} left at ${clock(last.time)}: ${endOf(last)}.`));
     this.#lost();
     if (!focus) this.cards.update();
     this.focus.update();
@@ -165,14 +166,15 @@ class Page {
     document.body.classList.toggle("stale", Boolean(hello) && connection !== "live" && connection !== "connecting");
     show(byId("lost"), lost);
     if (!lost) return;
-    const old = hello ? `What is shown is ${lasting(Date.now() - this.store.heard)} old.` : "The service does not answer.";
+    const old = hello ? `What is shown is ${lasting(Math.max(1000, Date.now() - this.store.heard))} old.` : "The service does not answer.";
     put(byId("lost-title"), "Not connected.");
-    put(byId("lost-text"), `${old} Robots do not depend on this page. Trying again.`);
+    put(byId("lost-text"), `${old} Robots do not depend on this page; without the service, they hold. Trying again.`);
   }
 
   #title() {
     const troubled = this.store.open().filter((robot) => robot.status.state === "hold" || robot.status.state === "stop").length;
-    const title = troubled ? `(${troubled} held) edgeflow` : "edgeflow";
+    const what = this.store.connection === "lost" ? "(not live) " : troubled ? `(${troubled} held) ` : "";
+    const title = `${what}edgeflow`;
     if (document.title !== title) document.title = title;
   }
 

@@ -14,6 +14,7 @@ const OUTCOMES = 40;
 const SEAMS = 16;
 const DIMENSIONS = 32;
 const TEXT = 400; // characters of a text of a kept line
+const GONE_MS = 3000; // clients that open a session per task leave the page empty for a moment only
 const STATUS = ["mode", "pace", "epoch", "instruction", "state", "reason", "since", "operator", "forecast", "limit_ms", "execution", "warnings"];
 
 /** Rows of numbers, the newest `capacity` of them. The first column is a time. */
@@ -207,9 +208,9 @@ export class Store {
     return this.connection === "live";
   }
 
-  /** Now, on the service's clock. */
+  /** Now, on the service's clock; once the connection is lost, the time of the last news. */
   now() {
-    return Date.now() + this.offset;
+    return (this.connection === "lost" ? this.heard : Date.now()) + this.offset;
   }
 
   /** Time of the newest batch, and the oldest batch from which rates are taken. */
@@ -304,6 +305,12 @@ export class Store {
     old?.forget();
     if (old?.closed) this.sessions.delete(old.session);
     this.shown = session;
+  }
+
+  /** True when no robot is there, and did not just leave. */
+  get empty() {
+    const left = this.ended?.time ?? 0;
+    return this.open().length === 0 && this.now() - left > GONE_MS;
   }
 
   /** Sessions that are open. */

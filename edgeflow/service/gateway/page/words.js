@@ -15,7 +15,17 @@ const REASONS = {
   SUPERSEDED: "replaced by a newer frame",
   WORKER_LOST: "worker lost",
   WORKER_RESTARTING: "worker is restarting",
+  CLIENT_CLOSED: "closed by its program",
+  CLIENT_GONE: "its program or the connection ended",
   DRAINING: "service is stopping",
+  NOT_REOPENED: "no room when it came back",
+  OPERATOR_ENDED: "ended by an operator",
+  RATE_EXCEEDED: "more frames than permitted",
+  REVOKED: "its token no longer permits it",
+  SESSION_AGE: "longest time of a session reached",
+  SILENT: "no frames for too long",
+  SLOW_READER: "did not read its answers",
+  TOO_MANY_REJECTED: "too many rejected frames",
   SESSION_CLOSED: "session closed",
 };
 
@@ -31,6 +41,9 @@ const STATES = {
 export function stateOf(name) {
   return STATES[name] ?? { word: String(name ?? "unknown"), rank: 2 };
 }
+
+/** Why a session ended, in words. The reason is a label in lower case. */
+export const endOf = ({ code, reason }) => meaning(String(reason).toUpperCase()) || reason || code || "unknown reason";
 
 /** What a reason means, in words, or nothing. */
 export const meaning = (reason) => (Object.hasOwn(REASONS, reason) ? REASONS[reason] : "");
@@ -50,10 +63,12 @@ export function duration(ms) {
 /** Number and unit as one word, which no line break parts. */
 export const span = (ms) => duration(ms).join(NBSP).trim();
 
-/** How long something has lasted, in whole seconds or more. */
+/** How long something has lasted, in whole units that have passed. */
 export function lasting(ms) {
   if (!known(ms)) return "";
-  return ms < 1000 ? "just now" : ms < 60_000 ? `${Math.floor(ms / 1000)}${NBSP}s` : span(Math.max(ms, 99_500));
+  if (ms < 1000) return "just now";
+  const [value, unit] = ms < 60_000 ? [ms / 1000, "s"] : ms < 3.6e6 ? [ms / 60_000, "min"] : ms < 1.728e8 ? [ms / 3.6e6, "h"] : [ms / 8.64e7, "days"];
+  return `${Math.floor(value)}${NBSP}${unit}`;
 }
 
 export const rate = (hz) => (known(hz) ? (hz < 99.95 ? hz.toFixed(1) : hz.toFixed(0)) : "–");
@@ -77,7 +92,7 @@ export function number(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
   const text = size !== 0 && (size < 0.001 || size >= 10_000) ? value.toExponential(1) : value.toFixed(size < 1 ? 3 : size < 100 ? 2 : 0);
-  return text.replace("-", "−");
+  return text.replaceAll("-", "−");
 }
 
 /** A time of the day. */
