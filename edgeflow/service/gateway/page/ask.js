@@ -33,7 +33,9 @@ export class Ask {
     this.note = h("p", { class: "panel-hint" });
     this.question = h("textarea", { rows: 2, maxLength: 500, dir: "auto" });
     this.suggestions = h("div", { class: "panel-buttons", role: "group", "aria-label": "Questions to ask" });
-    this.picture = checkbox("", true);
+    this.picture = checkbox("Send the picture of camera ", true);
+    this.camera = foreign("span");
+    this.picture.label.append(this.camera);
     this.askButton = h("button", { type: "submit", class: "primary" }, "Ask");
     this.stopButton = button("Stop the answer", "", () => this.abort?.abort());
     show(this.stopButton, false);
@@ -77,7 +79,7 @@ export class Ask {
     show(this.askButton, !line && !this.abort);
     const camera = model.images ? robot.facts.cameras[0] : undefined;
     show(this.picture.row, Boolean(camera));
-    if (camera) put(this.picture.label, `Send the picture of camera ${outside(camera.name)}`);
+    if (camera) put(this.camera, outside(camera.name));
   }
 
   change(session) {

@@ -1,6 +1,6 @@
 // Pictures of robots' cameras: only those in view, the next one only after the last arrived.
 
-import { attribute, h, mark } from "./dom.js";
+import { h, mark } from "./dom.js";
 
 const MOST = 3; // requests in flight: a browser has six connections per host, and a HOLD must find one free
 const MANY = 6; // robots, above which pictures come once per second
@@ -48,15 +48,18 @@ class Picture {
     this.robot = robot;
     this.camera = camera;
     const { name, width, height } = robot.facts.cameras[camera];
-    this.image = h("img", { alt: "", decoding: "async", hidden: true });
+    this.image = h("canvas", { hidden: true, ariaHidden: "true" });
     this.note = h("span", { class: "no-picture", ariaHidden: "true" }, "no picture");
     this.element = h("div", { class: "picture", data: { large } }, this.image, this.note);
     if (width > 0 && height > 0) this.element.style.aspectRatio = `${width} / ${height}`;
-    if (large) this.image.alt = `Camera ${String(name).slice(0, 60)} of robot ${robot.session}`;
+    if (large) {
+      this.image.role = "img";
+      this.image.ariaLabel = `Camera ${String(name).slice(0, 60)} of robot ${robot.session}`;
+      this.image.ariaHidden = null;
+    }
     this.asked = -Infinity;
     this.flying = null;
     this.tag = "";
-    this.address = "";
     visible.observe(this.element);
   }
 
@@ -72,7 +75,7 @@ class Picture {
       const path = `events/images/${this.robot.session}/${this.camera}`;
       const headers = this.tag ? { "if-none-match": this.tag } : {};
       const answer = await this.pictures.api.fetch(path, { headers, signal: this.flying.signal, priority: "low" });
-      if (answer.status === 200) this.#show(await answer.blob(), answer.headers.get("etag"));
+      if (answer.status === 200) await this.#show(await answer.blob(), answer.headers.get("etag"));
       else if (answer.status === 404) this.asked = now + 10_000;
     } catch {
       this.asked = now + 2000; // the connection is watched elsewhere
@@ -82,16 +85,15 @@ class Picture {
     }
   }
 
-  #show(blob, tag) {
-    if (!this.pictures.all.has(this)) return;
-    const old = this.address;
-    this.address = URL.createObjectURL(blob);
+  /** Draw it: of pictures with addresses, browsers keep the pixels for long, and an hour has thousands. */
+  async #show(blob, tag) {
+    const bitmap = await createImageBitmap(blob);
+    if (!this.pictures.all.has(this)) return bitmap.close();
     this.tag = tag ?? "";
-    attribute(this.image, "src", this.address);
+    this.image.getContext("bitmaprenderer").transferFromImageBitmap(bitmap);
     mark(this.element, "shown", true);
     this.image.hidden = false;
     this.note.hidden = true;
-    if (old) URL.revokeObjectURL(old);
   }
 
   /** Give everything back. */
@@ -99,7 +101,5 @@ class Picture {
     this.pictures.all.delete(this);
     visible.unobserve(this.element);
     this.flying?.abort();
-    if (this.address) URL.revokeObjectURL(this.address);
-    this.address = "";
   }
 }
