@@ -177,15 +177,16 @@ class SessionOperators:
     def _audit(self, message: Operate, rejected: str = "") -> None:
         """Who did what to which session; never the texts. No deed is left out of the log, however many there are."""
         caller = message.caller
-        write = self._log.event if rejected else self._log.audit
-        write(
-            "operator",
-            action=message.action,
-            session=message.session,
-            principal=caller.principal,
-            peer=caller.peer,
-            **({"rejected": rejected} if rejected else {}),
-        )
+        deed = {
+            "action": message.action,
+            "session": message.session,
+            "principal": caller.principal,
+            "peer": caller.peer,
+        }
+        if rejected:
+            self._log.event("operator", **deed, rejected=rejected)
+        else:
+            self._log.audit("operator", **deed)
 
     @contextlib.contextmanager
     def _rejecting(self, gateway: ChildSupervisor, message: Operate) -> Iterator[None]:

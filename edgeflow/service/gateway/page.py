@@ -81,5 +81,5 @@ def page_routes(*, documents: bool) -> list[Route]:
 
     return [
         Route("/", page, methods=["GET"]),
-        Route(f"{PAGE}{{name}}", part, methods=["GET"]),
+        Route(f"{PAGE}/{{name}}", part, methods=["GET"]),
     ]

@@ -36,7 +36,7 @@ SESSIONS = f"{ADMIN_PATH}v1/sessions"
 DEMO_ROBOT = f"{ADMIN_PATH}v1/demo-robot"
 MODELS = "/v1/models"
 MODEL = f"{MODELS}/{{name:path}}"  # names have slashes
-ROOT, PAGE = "/", "/page/"  # the live page and its files, which hold nothing of the service
+ROOT, PAGE = "/", "/page"  # the live page and its files, which hold nothing of the service
 EVENTS = "/events"
 EVENT_IMAGES = f"{EVENTS}/images/{{session}}/{{camera}}"
 DOCS, OPENAPI = "/docs", "/openapi.json"
@@ -47,7 +47,10 @@ PAGE_PARTS = {
     "favicon.png": "image/png",
 }
 """Script, style and icon of the page at API, with their media types."""
+ANYONE: frozenset[Role] = frozenset()
+"""The roles of a path that needs no token."""
 ROLES: dict[str, frozenset[Role]] = {
+    **dict.fromkeys((ROOT, PAGE), ANYONE),
     "/v1/act": CONTROL,
     MODELS: ANY,
     "/v1/chat/completions": CHAT,
@@ -132,7 +135,7 @@ class PublicMiddleware(Middleware):
     """The middleware of public requests.
 
     Paths without an entry in ROLES require the role admin; without tokens, those below ADMIN_PATH are limited to
-    loopback. OPEN_PATHS may be called by anyone, under any name of the service; the live page by anyone.
+    loopback. OPEN_PATHS may be called by anyone, under any name of the service.
 
     reader_s: as in Middleware. roles: by path. peers: networks without tokens, by path.
     """
@@ -179,18 +182,17 @@ class PublicMiddleware(Middleware):
         try:
             self._hosts.check(scope["headers"])
             if path.startswith((ADMIN_PATH, f"{EVENTS}/")) or path == EVENTS:
-                self._hosts.check_own_page(scope["headers"], scope["scheme"])
-            if path == ROOT or path.startswith(PAGE):
-                return Caller(peer)
+                self._hosts.check_own_page(scope["headers"], scope.get("scheme", "http"))
             if path.startswith(ADMIN_PATH) and not self._authenticator.tokens_required and not is_loopback(peer):
                 raise PermissionDenied(
                     "administration without tokens is limited to this machine: configure tokens_file",
                     field="peer",
                     reason=Reason.NOT_LOOPBACK,
                 )
-            if not shown and is_within(peer, self._peers.get(path, ())):
+            roles = self._roles.get(listed(path, self._roles), ADMIN)
+            if roles is ANYONE or (not shown and is_within(peer, self._peers.get(path, ()))):
                 return Caller(peer)
-            return self._authenticator.check(shown, self._roles.get(listed(path, self._roles), ADMIN), peer)
+            return self._authenticator.check(shown, roles, peer)
         except (Unauthenticated, PermissionDenied) as error:
             self._authenticator.count_rejection(listed(path, self._roles), peer, error)
             raise
@@ -223,7 +225,7 @@ class PublicMiddleware(Middleware):
 
 def listed(path: str, roles: Mapping[str, frozenset[Role]] = ROLES) -> str:
     """The path in `roles` that a path belongs to; "unknown" for another."""
-    known = next((top for top in (MODELS, DOCS, EVENTS) if path.startswith(f"{top}/")), path)
+    known = next((top for top in (MODELS, DOCS, EVENTS, PAGE) if path.startswith(f"{top}/")), path)
     return known if known in roles else "unknown"
 
 

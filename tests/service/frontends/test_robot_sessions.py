@@ -40,7 +40,7 @@ def holds(served: RunningService) -> dict[str, float]:
     """HOLD and STOP by reason, without those of robots that left."""
     family = next(each for each in served.service.metrics.registry.collect() if each.name == "edgeflow_safe_action")
     counted = {each.labels["reason"]: each.value for each in family.samples if each.name.endswith("_total")}
-    return {reason: count for reason, count in counted.items() if reason != "CLIENT_GONE"}
+    return {reason: count for reason, count in counted.items() if count and reason != "CLIENT_GONE"}
 
 
 async def timing(robot: OpenpiRobot, **changes: Any) -> dict[str, Any]:

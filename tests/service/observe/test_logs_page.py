@@ -11,7 +11,7 @@ from edgeflow.service.observe.log import ERRORS, WARNINGS
 from edgeflow_client.types import Command
 
 ROOT = Path(__file__).parents[3]
-WRITTEN = re.compile(r"""(?:\bevent\(\s*|event_line\([^)"]*\), )["'](\w+)["']""")
+WRITTEN = re.compile(r"""(?:\b(?:event|audit)\(\s*|event_line\([^)"]*\), )["'](\w+)["']""")
 LEVELS = re.findall(r"^\*\*(\w+)(.*?)(?=^\*\*|^## What)", (ROOT / "docs/operate/logs.md").read_text(), re.M | re.S)
 
 

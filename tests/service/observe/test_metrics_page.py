@@ -65,6 +65,8 @@ def test_the_page_has_every_metric_and_no_other(tmp_path: Path):
         ("edgeflow_major_page_faults_total", "counter", frozenset({"process"})),
         ("edgeflow_log_lines_lost_total", "counter", frozenset()),
         ("edgeflow_recording_records_lost_total", "counter", frozenset()),
+        ("edgeflow_trace_spans_lost_total", "counter", frozenset()),
+        ("edgeflow_tracer_restarts_total", "counter", frozenset()),
     }
     assert {name for name, *_ in shown - plain} == watched()
 

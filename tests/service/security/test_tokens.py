@@ -93,7 +93,7 @@ async def test_every_route_but_health_and_the_page_needs_a_token(checkpoint, tok
         (application,) = apps
         routes = [(route.path, method) for route in application.routes for method in route.methods]
         ours = {path for path, _ in routes if not path.startswith(ADMIN_PATH)}
-        page = {ROOT, f"{PAGE}{{name}}"}
+        page = {ROOT, f"{PAGE}/{{name}}"}
         asking = {listed(path) for path in ours - OPEN_PATHS - page}
         assert asking <= set(ROLES), "name a role for it"
         assert len(routes) >= 7
