@@ -78,6 +78,12 @@ SHOWN = {
         ("recording-overhead-cpu", "the cost of recording", "recording.overhead --seconds 14"),
         ("recording-faults-cpu", "recordings and faults", "recording.faults"),
     ),
+    "page": (
+        ("page-checks-cpu", "the live page in Chromium", "page.checks"),
+        ("page-shown-cpu", "what the live page shows", "page.shown"),
+        ("page-hold-cpu", "a hold from the live page", "page.hold"),
+        ("page-overhead-cpu", "the cost of a viewer", "page.overhead"),
+    ),
     "front-ends": (
         ("front-ends-round-trip-cpu", "an openpi client", f"front_ends round-trip {OPENPI}"),
         ("front-ends-beside-grpc-cpu", "a gRPC robot beside eight openpi clients", "front_ends beside-grpc"),

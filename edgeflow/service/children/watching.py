@@ -21,7 +21,8 @@ from edgeflow_client.clock import Clock
 from edgeflow_client.types import CameraSpec, ImageFormat
 
 BATCH_S = 0.25
-SERVICE_BATCHES = 4  # between descriptions of the service
+FEW = 6  # sessions; with more, batches come half as often, since each session in a batch costs
+SERVICE_NS = 900_000_000  # between descriptions of the service
 FORGET_NS = 3_000_000_000  # without a word of the gateway
 PICTURE_NS = 500_000_000  # between two pictures of a camera
 MOST_PICTURES = 128
@@ -49,6 +50,7 @@ class PageWatch:
         self._number = 0
         self._line = 0  # the newest line of the log that was sent
         self._whole = False
+        self._described_ns = 0
         self._pictures: dict[tuple[int, int], tuple[int, int]] = {}  # by session and camera: the last frame, and when
 
     def take(self, gateway: ChildSupervisor, message: Watch) -> None:
@@ -79,12 +81,16 @@ class PageWatch:
         if self._gateway is None or self._asked is None or self._clock.now_ns() - self._heard_ns > FORGET_NS:
             self.stop()
             return
-        self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._step)
+        self._timer = asyncio.get_running_loop().call_later(self._batch_s, self._step)
         try:
             self._send(self._gateway, self._asked)
         except Exception as error:  # a page costs no robot its session
             self.stop()
             self._log.incident("watch", error)
+
+    @property
+    def _batch_s(self) -> float:
+        return BATCH_S if self._sessions.count <= FEW else 2 * BATCH_S
 
     def _send(self, gateway: ChildSupervisor, asked: Watch) -> None:
         self._number += 1
@@ -94,7 +100,8 @@ class PageWatch:
         if lines:
             self._line = lines[-1].number
             batch["log"] = [[each.number, round(1000 * each.time_s), each.event, _json(each.values)] for each in lines]
-        if whole or self._number % SERVICE_BATCHES == 0:
+        if whole or self._clock.now_ns() - self._described_ns > SERVICE_NS:
+            self._described_ns = self._clock.now_ns()
             batch["service"] = self._service()
         batch["pictures"], images = self._newest_pictures(asked.pictures[:MOST_PICTURES])
         packed = msgpack.packb(batch, unicode_errors="replace")

@@ -28,10 +28,11 @@ MOST_STATE = 256  # numbers of the state that are shown
 RATE_BATCHES = 16  # over which a robot's rate is measured
 RATE_FRAMES = 8  # the fewest that show one
 RATE_PERCENT = 20  # by which a robot may come faster or slower than it declared
-PAUSE_NS = 300_000_000  # a longer time without frames, or one of 5 periods, says nothing about the rate
+PAUSE_NS = 300_000_000  # a longer time without frames, or one of so many periods, says nothing about the rate
 PAUSE_PERIODS = 5
 STANDING = frozenset({"stamps", "ignored", "mode"})  # notices that stay in force
 FULL_RATE = 100
+STATUS_BATCHES = 8  # after so many, a status is told again although nothing in its key has changed
 
 
 def unix_ms() -> int:
@@ -49,12 +50,18 @@ class WatchedSession:
     """The time from which its robot acts, holds or waits."""
     notices: dict[str, str] = field(default_factory=dict)
     """Text of the notices in force, by kind."""
+    pause_ns: int
+    """A longer time without frames says nothing about the rate."""
     inputs: tuple[SessionWarning, ...] | None = None
     """Warnings about names and units; None = not looked for yet."""
     shown: tuple[str, str] = ("", "")
     """State and reason in the last batch."""
     shown_since_ms: int = 0
     """`since_ms` in the last batch."""
+    told: tuple[Any, ...] = ()
+    """What the last status was made of."""
+    untold: int = 0
+    """Batches since then."""
     newest: CheckedFrame | None = None
     frames: int = 0
     gaps_ns: int = 0
@@ -87,7 +94,7 @@ class WatchedSession:
     def forget(self) -> None:
         """Forget everything that was collected while somebody watched."""
         self.clear()
-        self.newest, self.reported = None, 0
+        self.newest, self.reported, self.told = None, 0, ()
         for each in (self.late, self.ages_ns, self.rates):
             each.clear()
 
@@ -138,7 +145,9 @@ class SessionWatch(SessionObserver):
         if session.single:
             return
         now_ms, number = self._now_ms(), session.number
-        seen = self._sessions[number] = WatchedSession(opened=session, opened_ms=now_ms, since_ms=now_ms)
+        pause_ns = max(PAUSE_NS, PAUSE_PERIODS * session.request.control_period_ns)
+        seen = WatchedSession(opened=session, opened_ms=now_ms, since_ms=now_ms, pause_ns=pause_ns)
+        self._sessions[number] = seen
         if session.request.ignored:
             seen.notices["ignored"] = f"fields that this version does not know: {', '.join(session.request.ignored)}"
         self._still.add(number)
@@ -148,18 +157,18 @@ class SessionWatch(SessionObserver):
     def observed(self, frame: ObservedFrame) -> None:
         if not self._on or (seen := self._sessions.get(frame.session)) is None:
             return
-        observed, gap_ns = frame.frame, frame.gap_ns
+        seen.newest = observed = frame.frame
         seen.frames += 1
-        seen.newest = observed
-        if 0 < gap_ns <= max(PAUSE_NS, PAUSE_PERIODS * seen.opened.request.control_period_ns):
+        if 0 < frame.gap_ns <= seen.pause_ns:
             seen.gaps += 1
-            seen.gaps_ns += gap_ns
+            seen.gaps_ns += frame.gap_ns
         arrived = observed.arrived
         if arrived is not None and arrived.seq > seen.reported and len(seen.ages_ns) < MOST_PER_BATCH:
             seen.reported = arrived.seq
             seen.ages_ns[arrived.seq] = arrived.age_ns
-        if frame.session in self.details and observed.playing is not None and len(seen.executed) < MOST_PER_BATCH:
-            seen.executed.append((self._now_ms(), observed.playing.seq, observed.playing.step))
+        playing = observed.playing
+        if playing is not None and frame.session in self.details and len(seen.executed) < MOST_PER_BATCH:
+            seen.executed.append((self._now_ms(), playing.seq, playing.step))
 
     def answered(self, session: int, action: ActionEvent) -> None:
         if session in self._still:
@@ -168,7 +177,7 @@ class SessionWatch(SessionObserver):
         if not self._on or (seen := self._sessions.get(session)) is None or len(seen.answers) >= MOST_PER_BATCH:
             return
         seen.answers.append(action)
-        if session in self.details:
+        if self.details and session in self.details:
             seen.chunks.append((self._now_ms(), action))
 
     def notified(self, session: int, event: Event) -> None:
@@ -228,6 +237,11 @@ class SessionWatch(SessionObserver):
         }
         return found
 
+    @property
+    def count(self) -> int:
+        """Number of sessions."""
+        return len(self._sessions)
+
     def newest(self, session: int) -> CheckedFrame | None:
         """The newest frame of a session; None if none came since somebody watches."""
         return seen.newest if (seen := self._sessions.get(session)) is not None else None
@@ -259,7 +273,22 @@ class SessionWatch(SessionObserver):
         if seen.shown[0] not in ("", shown[0]) and seen.since_ms == seen.shown_since_ms:
             seen.since_ms = self._now_ms()  # a session changes before its event is here
         seen.shown, seen.shown_since_ms = shown, seen.since_ms
-        found = self._status(number, seen, runner) | _news(seen)
+        found = _news(seen)
+        session = runner.session
+        made_of = (
+            shown,
+            seen.since_ms,
+            runner.plan,
+            session.epoch,
+            session.instruction,
+            session.holds.operator,
+            session.answers.execution.now,
+            len(seen.notices),
+        )
+        seen.untold += 1
+        if made_of != seen.told or seen.untold >= STATUS_BATCHES:  # most of the cost of an update
+            seen.told, seen.untold = made_of, 0
+            found |= self._status(number, seen, runner)
         if number in self.details:
             found["detail"] = {
                 "chunks": [_chunk(time_ms, action) for time_ms, action in seen.chunks],
