@@ -145,6 +145,13 @@ export class Robot {
     this.chunks.push({ seq, time, step, values, until: time + step * values.length });
   }
 
+  /** The rate between the first and the last answer, which no window cuts; nothing once answers stay away. */
+  #steady(from, end) {
+    const [first, last] = [this.answers.after(from), this.answers.length - 1];
+    const period = (this.answers.get(0, last) - this.answers.get(0, first)) / (last - first);
+    return last - first >= 4 && end - this.answers.get(0, last) < 2 * period ? 1000 / period : undefined;
+  }
+
   /** Rates and percentiles of the last seconds up to `end`, the time of the last batch; from: where counting may begin. */
   measure(from, end) {
     if (this.figures) return this.figures;
@@ -167,7 +174,7 @@ export class Robot {
     const at = (share) => latencies[Math.min(latencies.length - 1, Math.floor(share * latencies.length))];
     const enough = seconds >= 1.5;
     this.figures = {
-      rate: enough ? answers / seconds : undefined,
+      rate: enough ? (this.#steady(from, end) ?? answers / seconds) : undefined,
       frames: enough ? frames / seconds : undefined,
       p50: at(0.5),
       p99: at(0.99),
