@@ -20,8 +20,9 @@ from edgeflow.service.sessions.watching import SessionWatch
 from edgeflow_client.clock import Clock
 from edgeflow_client.types import CameraSpec, ImageFormat
 
-BATCH_S = 0.25
-FEW = 6  # sessions; with more, batches come half as often, since each session in a batch costs
+BATCH_S = 0.25  # between batches, for so many sessions:
+SESSIONS = 5  # with more, batches come less often, since each session in a batch costs
+LONGEST_S = 1.0
 SERVICE_NS = 900_000_000  # between descriptions of the service
 FORGET_NS = 3_000_000_000  # without a word of the gateway
 PICTURE_NS = 500_000_000  # between two pictures of a camera
@@ -51,6 +52,7 @@ class PageWatch:
         self._line = 0  # the newest line of the log that was sent
         self._whole = False
         self._described_ns = 0
+        sessions.urgent = self._hurry
         self._pictures: dict[tuple[int, int], tuple[int, int]] = {}  # by session and camera: the last frame, and when
 
     def take(self, gateway: ChildSupervisor, message: Watch) -> None:
@@ -90,7 +92,16 @@ class PageWatch:
 
     @property
     def _batch_s(self) -> float:
-        return BATCH_S if self._sessions.count <= FEW else 2 * BATCH_S
+        return min(BATCH_S * max(1, -(-self._sessions.count // SESSIONS)), LONGEST_S)
+
+    def _hurry(self) -> None:
+        """A robot holds: send the next batch BATCH_S after the last one, however many robots there are."""
+        if self._timer is not None and self._batch_s > BATCH_S:
+            loop = asyncio.get_running_loop()
+            due_s = max(loop.time(), self._timer.when() - self._batch_s + BATCH_S)
+            if due_s < self._timer.when():
+                self._timer.cancel()
+                self._timer = loop.call_at(due_s, self._step)
 
     def _send(self, gateway: ChildSupervisor, asked: Watch) -> None:
         self._number += 1

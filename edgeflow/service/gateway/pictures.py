@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgeflow.service.gateway.events import Viewers
 
 WANTED_S = 3.0  # after it was asked for
-WAIT_S = 1.0  # for the first one
+WAIT_S = 1.5  # for the first one
 MOST_WANTED = 128
 RGB8 = "rgb8"
 QUALITY = 80

@@ -32,7 +32,7 @@ PAUSE_NS = 300_000_000  # a longer time without frames, or one of so many period
 PAUSE_PERIODS = 5
 STANDING = frozenset({"stamps", "ignored", "mode"})  # notices that stay in force
 FULL_RATE = 100
-STATUS_BATCHES = 8  # after so many, a status is told again although nothing in its key has changed
+STATUS_BATCHES = 4  # after so many, a status is told again although nothing in its key has changed
 
 
 def unix_ms() -> int:
@@ -115,6 +115,8 @@ class SessionWatch(SessionObserver):
     ) -> None:
         self.details: frozenset[int] = frozenset()
         """Sessions whose chunks and states are wanted."""
+        self.urgent: Callable[[], None] = lambda: None
+        """Called when a robot is sent HOLD or STOP while somebody watches."""
         self._runners = runners
         self._inputs = inputs
         self._model = model
@@ -210,6 +212,8 @@ class SessionWatch(SessionObserver):
             seen.notices[event.kind] = event.text
         if self._on and len(seen.events) < MOST_PER_BATCH:
             seen.events.append((now_ms, event))
+        if self._on and isinstance(event, ActionEvent):
+            self.urgent()
 
     # Objects for pages.
 

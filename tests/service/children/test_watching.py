@@ -62,6 +62,18 @@ async def test_a_gateway_without_a_word_is_forgotten():
     assert not sessions._on and watch._timer is None
 
 
+async def test_a_hold_is_told_soon_however_many_robots_there_are(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watching, "LONGEST_S", 3600.0)
+    monkeypatch.setattr(SessionWatch, "count", 1_000_000)
+    gateway, sessions = ReadingGateway(), SessionWatch(dict, lambda: None)
+    watch = page_watch(sessions, ManualClock())
+    watch.take(gateway, ASKED)  # type: ignore[arg-type]
+    assert len(gateway.batches) == 1
+    sessions.urgent()
+    await eventually(lambda: len(gateway.batches) == 2)
+    watch.stop()
+
+
 @pytest.mark.usefixtures("hurried")
 async def test_batches_that_the_gateway_does_not_take_leave_a_gap():
     clock, gateway = ManualClock(), ReadingGateway()
