@@ -59,7 +59,7 @@ class WatchedSession:
     shown_since_ms: int = 0
     """`since_ms` in the last batch."""
     told: tuple[Any, ...] = ()
-    """What the last status was made of."""
+    """Values of which the last status was made."""
     untold: int = 0
     """Batches since then."""
     newest: CheckedFrame | None = None
