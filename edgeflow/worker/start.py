@@ -71,6 +71,9 @@ def stand_by(fd: int, load: Callable[[], None]) -> PassTimes | None:
             with contextlib.suppress(OSError):  # this thread runs only when no other needs the processor
                 os.sched_setscheduler(0, os.SCHED_IDLE | os.SCHED_RESET_ON_FORK, os.sched_param(0))
         load()
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # where that is permitted: otherwise its end is late on a busy machine
+                os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
     loading = threading.Thread(target=load_idly, name="load")
     loading.start()

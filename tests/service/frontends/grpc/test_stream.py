@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -282,7 +283,8 @@ async def test_robots_that_leave_while_their_streams_open_are_cancelled_calls_an
     async with serving(checkpoint) as served:
         for _ in range(100):
             robot = served.robot()
-            await robot.send(pb.ClientMessage(open=open_message()))
+            with suppress(grpc.aio.AioRpcError):  # its own library's, on a busy machine
+                await robot.send(pb.ClientMessage(open=open_message()))
             robot.call.cancel()
         await eventually(lambda: served.metric("edgeflow_rpc_total", method="Stream", code="CANCELLED") > 10)
         await eventually(lambda: not served.metric("edgeflow_sessions"))
