@@ -96,7 +96,10 @@ async def test_the_reserve_begins_when_a_worker_is_wanted():
         pid = await made.prepared()
         launched = made.workers.launch()
         assert pid_of(launched) == pid
-        await eventually(lambda: schedulers(pid) == {0})  # a busy machine ends the idle thread late
+        ours = os.sched_getscheduler(0)
+        with suppress(AssertionError):  # a busy machine ends the idle thread late
+            await eventually(lambda: schedulers(pid) == {ours})
+        assert schedulers(pid) == {ours}
         assert await serves(launched) == [WarmupProgress, WorkerReady, Pong]
         assert await made.prepared() != pid
 
