@@ -76,7 +76,7 @@ class LastMessage(logging.Handler):
 
 
 class BoundedProcessor(BatchSpanProcessor):
-    """Hands spans to an exporter in batches, and counts those for which there is no room."""
+    """A queue of spans for an exporter, in batches; spans for which there is no room are counted."""
 
     def __init__(self, exporter: CountingExporter) -> None:
         super().__init__(exporter, max_queue_size=MOST_WAITING)
